@@ -1,0 +1,37 @@
+/** The interpreters that `npm test` has prepared. */
+
+import { execFileSync } from 'node:child_process';
+
+/** An interpreter with IPython. Without `npm test` around, whatever python3 there is. */
+export function pythonForTests(): string {
+  return process.env.KERNELHOST_TEST_PYTHON ?? 'python3';
+}
+
+/** An interpreter with nothing installed. */
+export function plainPythonForTests(): string {
+  return process.env.KERNELHOST_TEST_PYTHON_PLAIN ?? pythonForTests();
+}
+
+const versions = new Map<string, string>();
+
+/** `3.13`, of the interpreter given. */
+export function pythonVersion(python: string = pythonForTests()): string {
+  let version = versions.get(python);
+  if (version === undefined) {
+    version = execFileSync(python, ['-c', 'import sys; print("%d.%d" % sys.version_info[:2])'], {
+      encoding: 'utf8',
+    }).trim();
+    versions.set(python, version);
+  }
+  return version;
+}
+
+/** Whether the module can be imported; some have no wheel for the newest Python. */
+export function hasModule(name: string, python: string = pythonForTests()): boolean {
+  try {
+    execFileSync(python, ['-c', `import ${name}`], { stdio: 'ignore' });
+    return true;
+  } catch {
+    return false;
+  }
+}

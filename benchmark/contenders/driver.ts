@@ -1,0 +1,27 @@
+/** What a Node contender implements; `daemon.ts` measures it. */
+
+export interface Driver {
+  startKernel(): Promise<DrivenKernel>;
+  close(): Promise<void>;
+}
+
+export interface DriverOptions {
+  python: string;
+  /** A private folder for sockets and settings. */
+  folder: string;
+}
+
+export interface DrivenKernel {
+  readonly pid: number;
+  /** Resolves when the cell is done and all its output is here; rejects when the kernel died. */
+  run(code: string, options?: { capped?: boolean }): Promise<CellOutcome>;
+  /** Ends the process and resolves when it is gone. */
+  end(): Promise<void>;
+}
+
+export interface CellOutcome {
+  ok: boolean;
+  /** The value's `text/plain`. */
+  value: string | null;
+  stdout: string;
+}

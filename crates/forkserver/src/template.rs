@@ -1,0 +1,220 @@
+//! The templates of a host: one per profile, started when first needed, replaced when dead, stale or worn.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use kernelhost_process::exit_reason::ExitReason;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+
+use crate::client::{Remote, Template, TemplateError, TemplateFacts};
+use crate::profile::Profile;
+
+/// Templates alive at once; a kernel that would need one more is spawned cold. Each costs about as much memory as one cold
+/// kernel.
+const MAX_TEMPLATES: usize = 4;
+/// A template that has forked this often is replaced, so that what slowly grows in it does not grow for ever.
+const MAX_FORKS: u64 = 10_000;
+/// After a failed start the next one waits this long, doubled with each failure in a row.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_mins(1);
+
+/// What happens to templates, for the host to tell.
+#[derive(Debug, Clone)]
+pub enum TemplateEvent {
+    Ready(TemplateFacts),
+    Ended(TemplateFacts, Arc<ExitReason>),
+}
+
+type Listener = Arc<dyn Fn(TemplateEvent) + Send + Sync>;
+type Outcome = Result<Arc<Warm>, TemplateError>;
+
+/// A template and how often it has forked.
+#[derive(Debug)]
+pub struct Warm {
+    pub template: Template,
+    forks: AtomicU64,
+}
+
+enum Slot {
+    Starting(watch::Receiver<Option<Outcome>>),
+    Ready(Arc<Warm>),
+    Failed {
+        error: TemplateError,
+        failures: u32,
+        retry_at: Instant,
+    },
+}
+
+impl Slot {
+    fn is_in_use(&self) -> bool {
+        match self {
+            Self::Starting(_) => true,
+            Self::Ready(warm) => !warm.template.has_ended(),
+            Self::Failed { .. } => false,
+        }
+    }
+}
+
+pub struct Templates {
+    boot: String,
+    listener: Listener,
+    slots: Mutex<HashMap<Profile, Slot>>,
+    /// All that have been started and may still be alive, also those that are replaced and only wait for their last kernel.
+    started: Mutex<Vec<Remote>>,
+}
+
+impl Templates {
+    /// `boot` is the path of `boot.py`.
+    pub fn new(boot: String, listener: impl Fn(TemplateEvent) + Send + Sync + 'static) -> Arc<Self> {
+        let (slots, started) = (Mutex::new(HashMap::new()), Mutex::new(Vec::new()));
+        Arc::new(Self {
+            boot,
+            listener: Arc::new(listener),
+            slots,
+            started,
+        })
+    }
+
+    /// The template of this profile, started if there is none. `environment` is the whole environment of the kernel that asks.
+    pub async fn acquire(
+        self: &Arc<Self>,
+        profile: &Profile,
+        environment: &[(String, String)],
+        deadline: Instant,
+    ) -> Outcome {
+        let mut starting = match self.look(profile, environment, deadline) {
+            Ok(starting) => starting,
+            Err(known) => {
+                if let Ok(warm) = &known {
+                    warm.forks.fetch_add(1, Ordering::Relaxed);
+                }
+                return known;
+            }
+        };
+        let asked = Instant::now();
+        let waited = timeout_at(deadline, starting.wait_for(Option::is_some)).await;
+        let timed_out = TemplateError::TimedOut {
+            limit_ms: (deadline - asked).as_millis(),
+            stderr_tail: String::new(),
+        };
+        match waited {
+            Ok(Ok(outcome)) => outcome.clone().unwrap_or(Err(timed_out)),
+            _ => Err(timed_out),
+        }
+    }
+
+    /// A template that did not answer is not asked again; its kernels keep it until they end.
+    pub fn discard(&self, profile: &Profile, unanswering: &Arc<Warm>) {
+        let mut slots = lock(&self.slots);
+        if matches!(slots.get(profile), Some(Slot::Ready(warm)) if Arc::ptr_eq(warm, unanswering)) {
+            slots.remove(profile);
+        }
+    }
+
+    /// Ends all templates, and returns when they are gone.
+    pub async fn close(&self) {
+        lock(&self.slots).clear();
+        let started = std::mem::take(&mut *lock(&self.started));
+        for remote in &started {
+            remote.shut_down();
+        }
+        for remote in started {
+            remote.ended().await;
+        }
+    }
+
+    /// Either what is known already, or something to wait for.
+    fn look(
+        self: &Arc<Self>,
+        profile: &Profile,
+        environment: &[(String, String)],
+        deadline: Instant,
+    ) -> Result<watch::Receiver<Option<Outcome>>, Outcome> {
+        let mut slots = lock(&self.slots);
+        let mut failures = 0;
+        match slots.get(profile) {
+            Some(Slot::Ready(warm)) if warm.usable() => return Err(Ok(warm.clone())),
+            Some(Slot::Starting(starting)) => return Ok(starting.clone()),
+            Some(Slot::Failed { error, retry_at, .. }) if Instant::now() < *retry_at => return Err(Err(error.clone())),
+            Some(Slot::Failed { failures: so_far, .. }) => failures = *so_far,
+            Some(Slot::Ready(_)) => {}
+            None => {
+                let in_use = slots.values().filter(|slot| slot.is_in_use()).count();
+                if in_use >= MAX_TEMPLATES {
+                    return Err(Err(TemplateError::TooMany(in_use)));
+                }
+            }
+        }
+        let (sender, receiver) = watch::channel(None);
+        slots.insert(profile.clone(), Slot::Starting(receiver.clone()));
+        drop(slots);
+        let (this, profile) = (self.clone(), profile.clone());
+        let environment = profile.template_environment(environment);
+        // Its own task: a caller that stops waiting does not stop the others' template.
+        tokio::spawn(async move {
+            let outcome = this.start(&profile, &environment, deadline, failures).await;
+            sender.send_replace(Some(outcome));
+        });
+        Ok(receiver)
+    }
+
+    async fn start(
+        self: &Arc<Self>,
+        profile: &Profile,
+        environment: &[(String, String)],
+        deadline: Instant,
+        failures: u32,
+    ) -> Outcome {
+        let listener = self.listener.clone();
+        let on_end = move |facts, reason| listener(TemplateEvent::Ended(facts, reason));
+        let outcome = Template::start(profile, environment, &self.boot, deadline, on_end).await;
+        let mut slots = lock(&self.slots);
+        let awaited = matches!(slots.get(profile), Some(Slot::Starting(_)));
+        match outcome {
+            Ok(template) => {
+                let warm = Arc::new(Warm {
+                    template,
+                    forks: AtomicU64::new(1),
+                });
+                (self.listener)(TemplateEvent::Ready(warm.template.facts.clone()));
+                let mut started = lock(&self.started);
+                started.retain(|remote| !remote.has_ended());
+                started.push(warm.template.remote());
+                // The host may have closed meanwhile; then dropping the handle ends the template.
+                if awaited {
+                    slots.insert(profile.clone(), Slot::Ready(warm.clone()));
+                }
+                Ok(warm)
+            }
+            Err(error) => {
+                if awaited {
+                    let pause = FIRST_PAUSE.saturating_mul(1 << failures.min(6)).min(LONGEST_PAUSE);
+                    let (failures, retry_at) = (failures + 1, Instant::now() + pause);
+                    slots.insert(
+                        profile.clone(),
+                        Slot::Failed {
+                            error: error.clone(),
+                            failures,
+                            retry_at,
+                        },
+                    );
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Warm {
+    fn usable(&self) -> bool {
+        !self.template.has_ended() && self.forks.load(Ordering::Relaxed) < MAX_FORKS && !self.template.is_stale()
+    }
+}
+
+/// No code that holds these locks can leave the map half changed, so a poisoned one is as good as any.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

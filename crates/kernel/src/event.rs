@@ -1,0 +1,161 @@
+//! What leaves this crate: one ordered stream per host, of things that happened and of answers to requests.
+//!
+//! Answers travel in the same stream as events, so that "the exit comes after the failed cell and before the next start" holds
+//! for whoever listens, and not only in here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use kernelhost_forkserver::client::TemplateFacts;
+use kernelhost_process::exit_reason::ExitReason;
+use kernelhost_process::usage::LiveUsage;
+
+use crate::options::Shell;
+use crate::output::{Credit, Output};
+
+/// Chosen by the caller, never used twice in a host.
+pub type RequestId = u32;
+/// Number of a kernel in its host.
+pub type KernelNumber = u32;
+
+/// Takes the events of a host. Must not block: it runs on the thread that supervises every kernel.
+pub type Sink = Arc<dyn Fn(Vec<Event>) + Send + Sync>;
+
+#[derive(Debug)]
+pub enum Event {
+    Started {
+        kernel: KernelNumber,
+        life: LifeFacts,
+    },
+    Exited {
+        kernel: KernelNumber,
+        exit: Arc<ExitReason>,
+    },
+    State {
+        kernel: KernelNumber,
+        state: PublicState,
+    },
+    /// Output while no cell runs. The credit comes back when the event is dropped.
+    Output {
+        kernel: KernelNumber,
+        output: Output,
+        credit: Credit,
+    },
+    /// Output of a cell that is streamed. Its bytes come back by `Kernel::credit`.
+    CellOutput {
+        request: RequestId,
+        output: Output,
+        bytes: u32,
+    },
+    Warning {
+        kernel: Option<KernelNumber>,
+        code: &'static str,
+        message: String,
+    },
+    Template {
+        facts: TemplateFacts,
+        exit: Option<Arc<ExitReason>>,
+    },
+    Settled {
+        request: RequestId,
+        reply: Reply,
+    },
+}
+
+#[derive(Debug)]
+pub enum Reply {
+    Done,
+    Life(LifeFacts),
+    Cell(Box<CellResult>),
+    Exit(Arc<ExitReason>),
+    Usage(LiveUsage),
+    Template(TemplateFacts),
+    Failed(Box<Failure>),
+}
+
+/// What is expected to go wrong, by the code that the public API gives it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FailureCode {
+    KernelDied,
+    KernelStart,
+    KernelBusy,
+    KernelClosed,
+    /// There is no life, and this call does not start one.
+    KernelAbsent,
+    /// The caller gave up before anything ran.
+    Aborted,
+    /// A bug in kernelhost.
+    Internal,
+}
+
+#[derive(Debug)]
+pub struct Failure {
+    pub code: FailureCode,
+    pub message: String,
+    pub exit: Option<Arc<ExitReason>>,
+    pub partial: Option<CellResult>,
+    pub stderr_tail: String,
+}
+
+/// The states of a kernel as its owner sees them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum PublicState {
+    Absent,
+    Starting,
+    Idle,
+    Running,
+    Ending,
+    Closed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Launch {
+    Fork,
+    Spawn,
+}
+
+/// One life, as it was when it became ready.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LifeFacts {
+    pub pid: i32,
+    pub generation: u32,
+    pub launch: Launch,
+    /// Why it was spawned cold where a fork was to be tried first.
+    pub launch_reason: Option<String>,
+    pub start: Duration,
+    pub python: String,
+    pub python_version: String,
+    pub shell: Shell,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CellStatus {
+    Ok,
+    Error,
+    Interrupted,
+    TimedOut,
+}
+
+#[derive(Debug)]
+pub struct CellResult {
+    pub status: CellStatus,
+    pub stdout: String,
+    pub stderr: String,
+    pub missing_stdout_bytes: u64,
+    pub missing_stderr_bytes: u64,
+    /// All of it in order, the value and the error last.
+    pub outputs: Vec<Output>,
+    pub execution_count: u32,
+    pub duration: Duration,
+    pub life: LifeFacts,
+    pub recovered: Option<Recovered>,
+}
+
+/// What the first result on a new life says of the one before.
+#[derive(Debug, Clone)]
+pub struct Recovered {
+    pub exit: Arc<ExitReason>,
+    /// Cells that ran on lives whose state is lost.
+    pub lost_cells: u32,
+}

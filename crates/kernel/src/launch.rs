@@ -1,0 +1,321 @@
+//! Starting a life: from a template where that is wanted and works, cold where it does not; and the end of one that does not
+//! become ready.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kernelhost_forkserver::client::ForkError;
+use kernelhost_forkserver::profile::Profile;
+use kernelhost_forkserver::protocol::{Configuration, PROTOCOL, payload};
+use kernelhost_forkserver::template::Templates;
+use kernelhost_process::exit_reason::{Cause, ExitReason, Telling, duration};
+use kernelhost_process::stderr_tail::crash_traceback;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::event::{Launch, LifeFacts};
+use crate::life::{Life, LifeEvent, Wires};
+use crate::options::{HostOptions, KernelOptions, LaunchMode};
+use crate::state::StartFailed;
+use crate::wire::{Message, Ready};
+
+/// A healthy template forks in a few milliseconds; one that has not answered by now is stopped or hanging.
+const FORK_LIMIT: Duration = Duration::from_secs(5);
+/// How long a process that has said why it cannot start may take to leave by itself, so that its own status is told.
+const LEAVES_BY_ITSELF: Duration = Duration::from_millis(500);
+
+/// What all launches of a host share.
+pub struct Launcher {
+    pub options: HostOptions,
+    pub templates: Arc<Templates>,
+    /// Cold starts at once. More would only slow each other down: an interpreter that starts keeps a core busy.
+    pub cold_starts: Semaphore,
+}
+
+pub struct Request {
+    pub launcher: Arc<Launcher>,
+    pub kernel: Arc<KernelOptions>,
+    pub generation: u32,
+    pub pause: Duration,
+    /// Becomes the cause when the launch is to be given up.
+    pub cancelled: watch::Receiver<Option<Cause>>,
+}
+
+pub struct Launched {
+    /// Said when a cold start was not what was asked for first.
+    pub fell_back: Option<String>,
+    pub result: Result<(Box<Life>, LifeFacts), StartFailed>,
+}
+
+/// Why there is no ready life.
+enum Problem {
+    /// No process came to be, or it is gone already.
+    Message(String),
+    /// The process ended before it was ready.
+    Ended,
+    /// It said why it cannot start.
+    Says(String),
+    NotReady {
+        limit: Duration,
+    },
+    Broken(String),
+    Cancelled(Cause),
+}
+
+pub async fn launch(mut request: Request) -> Launched {
+    let mut attempt = Attempt {
+        life: None,
+        fell_back: None,
+    };
+    let mut cancelled = request.cancelled.clone();
+    let began = Instant::now() + request.pause;
+    let outcome = tokio::select! {
+        biased;
+        cause = cancelled.wait_for(Option::is_some) => {
+            let cause = cause.ok().and_then(|cause| *cause).unwrap_or(Cause::Close);
+            Err(Problem::Cancelled(cause))
+        }
+        outcome = attempt.run(&mut request) => outcome,
+    };
+    let Attempt { life, fell_back } = attempt;
+    let result = match (outcome, life) {
+        (Ok((ready, launch)), Some(mut life)) => {
+            life.became_ready();
+            let facts = LifeFacts {
+                pid: life.pid(),
+                generation: request.generation,
+                launch,
+                launch_reason: fell_back.clone(),
+                start: began.elapsed(),
+                python: ready.python,
+                python_version: ready.python_version,
+                shell: ready.shell,
+            };
+            Ok((life, facts))
+        }
+        (Err(problem), Some(life)) => Err(end(&request, life, problem).await),
+        (Err(problem), None) => Err(never_was(&request, problem)),
+        (Ok(_), None) => Err(never_was(
+            &request,
+            Problem::Message("there is no process (a bug in kernelhost)".into()),
+        )),
+    };
+    Launched { fell_back, result }
+}
+
+/// What has come to be so far, outside the future that may be given up.
+struct Attempt {
+    life: Option<Box<Life>>,
+    fell_back: Option<String>,
+}
+
+impl Attempt {
+    async fn run(&mut self, request: &mut Request) -> Result<(Ready, Launch), Problem> {
+        if !request.pause.is_zero() {
+            sleep(request.pause).await;
+        }
+        let limit = request.kernel.start_timeout;
+        let mut deadline = Instant::now() + limit;
+        let launcher = request.launcher.clone();
+        let mut launch = Launch::Fork;
+        match launcher.options.launch {
+            LaunchMode::Spawn => launch = Launch::Spawn,
+            LaunchMode::Fork => self.fork(request, deadline).await.map_err(Problem::Message)?,
+            LaunchMode::Auto => {
+                // Half of the time is kept for the cold start that may follow.
+                if let Err(why) = self.fork(request, Instant::now() + limit / 2).await {
+                    self.fell_back = Some(why);
+                    launch = Launch::Spawn;
+                }
+            }
+        }
+        if launch == Launch::Spawn {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let permit = launcher.cold_starts.acquire().await;
+            // Waiting for others is not this interpreter's fault.
+            deadline = Instant::now() + left;
+            self.life = Some(Box::new(spawn(request).map_err(Problem::Message)?));
+            let ready = self.ready(deadline, limit).await;
+            drop(permit);
+            return Ok((ready?, launch));
+        }
+        Ok((self.ready(deadline, limit).await?, launch))
+    }
+
+    async fn fork(&mut self, request: &Request, deadline: Instant) -> Result<(), String> {
+        let (host, kernel) = (&request.launcher.options, &request.kernel);
+        let templates = &request.launcher.templates;
+        let profile = Profile::new(&host.python, host.shell, &host.preload, &kernel.environment);
+        let warm = templates
+            .acquire(&profile, &kernel.environment, deadline)
+            .await
+            .map_err(|error| format!("the template could not be used: {error}"))?;
+        let Wires {
+            wire,
+            outputs,
+            interrupts,
+            lifeline,
+            theirs,
+        } = Wires::new().map_err(|error| wires_failed(&error))?;
+        let limit = deadline.min(Instant::now() + FORK_LIMIT);
+        let forked = warm
+            .template
+            .fork(configuration(request), theirs.into_descriptors(), limit)
+            .await;
+        let (pidfd, forked) = forked.map_err(|error| {
+            if matches!(error, ForkError::TimedOut(_)) {
+                templates.discard(&profile, &warm);
+            }
+            format!("the template could not fork: {error}")
+        })?;
+        let life = Life::forked(pidfd, forked, wire, outputs, interrupts, lifeline);
+        self.life = Some(Box::new(life.map_err(|error| wires_failed(&error))?));
+        Ok(())
+    }
+
+    async fn ready(&mut self, deadline: Instant, limit: Duration) -> Result<Ready, Problem> {
+        let Some(life) = &mut self.life else {
+            return Err(Problem::Ended);
+        };
+        loop {
+            match timeout_at(deadline, life.event(true)).await {
+                Err(_) => return Err(Problem::NotReady { limit }),
+                Ok(LifeEvent::Message(Message::Ready(ready))) => return Ok(ready),
+                Ok(LifeEvent::Message(Message::StartFailed(failure))) => {
+                    return Err(Problem::Says(failure.to_string()));
+                }
+                Ok(LifeEvent::Message(_)) => return Err(Problem::Broken("it answered before it was asked".to_owned())),
+                Ok(LifeEvent::Broken(why)) => return Err(Problem::Broken(why)),
+                Ok(LifeEvent::Ended) => return Err(Problem::Ended),
+                Ok(LifeEvent::Text(..)) => {}
+            }
+        }
+    }
+}
+
+fn spawn(request: &Request) -> Result<Life, String> {
+    let host = &request.launcher.options;
+    let wires = Wires::new().map_err(|error| wires_failed(&error))?;
+    Life::spawn(
+        &host.python,
+        &boot(host),
+        &request.kernel.environment,
+        &configuration(request),
+        wires,
+    )
+    .map_err(|error| error.to_string())
+}
+
+/// The script that both kinds of Python processes start with.
+pub fn boot(host: &HostOptions) -> String {
+    format!("{}/boot.py", host.runtime_directory)
+}
+
+fn configuration(request: &Request) -> Vec<u8> {
+    let kernel = &request.kernel;
+    payload(&Configuration {
+        protocol: PROTOCOL,
+        generation: request.generation,
+        cwd: kernel.cwd.as_deref(),
+        env: &kernel.environment,
+        shell: request.launcher.options.shell,
+        init: kernel.init.as_deref(),
+        oom_score_adj: kernel.oom_score_adj,
+    })
+}
+
+fn wires_failed(error: &std::io::Error) -> String {
+    let advice = match error.raw_os_error() {
+        Some(libc::EMFILE) => " (EMFILE: this process has reached its limit of open files, RLIMIT_NOFILE)",
+        Some(libc::ENFILE) => " (ENFILE: the system has reached its limit of open files)",
+        _ => "",
+    };
+    format!("its wires could not be made: {error}{advice}")
+}
+
+/// Ends a process that did not become ready, and tells of it.
+async fn end(request: &Request, mut life: Box<Life>, problem: Problem) -> StartFailed {
+    let leaves = matches!(problem, Problem::Says(_) | Problem::Ended);
+    if !leaves || !life.wait_for_end(LEAVES_BY_ITSELF).await {
+        life.signal(libc::SIGKILL);
+        life.wait_for_end(Duration::from_secs(5)).await;
+    }
+    let finished = life.finish().await;
+    let (cause, detail) = match problem {
+        Problem::Cancelled(cause) => (cause, Some(format!("it was still starting when {}", gave_up(cause)))),
+        Problem::Message(text) | Problem::Says(text) | Problem::Broken(text) => (Cause::StartFailed, Some(text)),
+        Problem::NotReady { limit } => (
+            Cause::StartFailed,
+            Some(format!("it was not ready within {} (startTimeoutMs)", duration(limit))),
+        ),
+        Problem::Ended => (Cause::StartFailed, None),
+    };
+    let exit = ExitReason {
+        status: finished.status,
+        cause,
+        evidence: Vec::new(),
+        pid: finished.pid,
+        generation: request.generation,
+        uptime: finished.uptime,
+        usage: finished.usage,
+        crash_traceback: crash_traceback(&finished.stderr_tail),
+        stderr_tail: finished.stderr_tail,
+        cell: None,
+        message: String::new(),
+    };
+    let subject = format!("kernel \"{}\"", request.kernel.id);
+    let next = match printed(&exit.stderr_tail) {
+        Some(text) if cause == Cause::StartFailed => format!("The next call tries again. It printed: {text}"),
+        _ => "The next call tries again.".to_owned(),
+    };
+    let exit = exit.told(&Telling {
+        subject: &subject,
+        detail: detail.as_deref(),
+        next: &next,
+    });
+    StartFailed {
+        message: exit.message.clone(),
+        stderr_tail: exit.stderr_tail.clone(),
+        exit: Some(Arc::new(exit)),
+    }
+}
+
+fn never_was(request: &Request, problem: Problem) -> StartFailed {
+    let why = match problem {
+        Problem::Cancelled(cause) => format!("{} before there was a process", gave_up(cause)),
+        Problem::Message(text) | Problem::Says(text) | Problem::Broken(text) => text,
+        Problem::Ended => "there was no process".to_owned(),
+        Problem::NotReady { limit } => format!("there was no process within {}", duration(limit)),
+    };
+    let message = format!(
+        "Kernel \"{}\" could not be started: {why}. The next call tries again.",
+        request.kernel.id
+    );
+    StartFailed {
+        message,
+        exit: None,
+        stderr_tail: String::new(),
+    }
+}
+
+fn gave_up(cause: Cause) -> &'static str {
+    match cause {
+        Cause::Close => "close() was called",
+        Cause::Kill => "the start was given up",
+        _ => "it was given up",
+    }
+}
+
+/// The end of what was printed, as much as fits into a message.
+fn printed(tail: &str) -> Option<String> {
+    const SHOWN: usize = 600;
+    let text = tail.trim();
+    let start = text.ceil_char_boundary(text.len().saturating_sub(SHOWN));
+    (!text.is_empty()).then(|| {
+        if start > 0 {
+            format!("… {}", &text[start..])
+        } else {
+            text.to_owned()
+        }
+    })
+}

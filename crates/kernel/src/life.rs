@@ -1,0 +1,504 @@
+//! One life: its process, the host's ends of its wires, and the last steps of its end.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use kernelhost_forkserver::client::{ForkedLife, LifeEnd, output_pipe};
+use kernelhost_forkserver::frame::FrameError;
+use kernelhost_process::lifeline::{self, Lifeline};
+use kernelhost_process::pidfd::Pidfd;
+use kernelhost_process::reap::{self, ExitStatus};
+use kernelhost_process::spawn::{Program, SpawnError, spawn};
+use kernelhost_process::stderr_tail::StderrTail;
+use kernelhost_process::terminate::{confirm_group_gone, kill_group};
+use kernelhost_process::usage::{ResourceUsage, own_peak};
+use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::io::unix::AsyncFd;
+use tokio::net::unix::pipe;
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+
+use crate::output::{Stream, Utf8Decoder};
+use crate::wire::{CellId, Heard, Message, Received, Wire};
+
+/// How long a life may go on after it has closed its end of `requests`. A process that exits closes it a moment before its
+/// end can be seen; one that closes it and lives can never be spoken to again.
+const UNREACHABLE: Duration = Duration::from_secs(1);
+/// How long the pipes are read after the end, when something that left the process group still holds them open. What was
+/// written before the end is in them already.
+const DRAIN: Duration = Duration::from_millis(50);
+/// How long the reaper may take for its answers. A healthy template needs less than a millisecond.
+const REAPER: Duration = Duration::from_millis(500);
+/// How long the rest of the process group may take to vanish after SIGKILL.
+const GROUP: Duration = Duration::from_millis(500);
+/// One read of a pipe: the default size of a pipe's buffer.
+const READ_BYTES: usize = 64 * 1024;
+
+/// The host's ends of a life's wires, and the life's.
+pub struct Wires {
+    pub wire: Wire,
+    pub outputs: [pipe::Receiver; 2],
+    pub interrupts: OwnedFd,
+    pub lifeline: Lifeline,
+    pub theirs: TheirWires,
+}
+
+/// In the order in which a `fork` frame carries them.
+pub struct TheirWires {
+    stdout: OwnedFd,
+    stderr: OwnedFd,
+    requests: OwnedFd,
+    calls: OwnedFd,
+    interrupts: OwnedFd,
+    lifeline: OwnedFd,
+}
+
+impl TheirWires {
+    pub fn into_descriptors(self) -> Vec<OwnedFd> {
+        vec![
+            self.stdout,
+            self.stderr,
+            self.requests,
+            self.calls,
+            self.interrupts,
+            self.lifeline,
+        ]
+    }
+}
+
+impl Wires {
+    pub fn new() -> io::Result<Self> {
+        let (wire, requests, calls) = Wire::new()?;
+        let (our_stdout, stdout) = output_pipe()?;
+        let (our_stderr, stderr) = output_pipe()?;
+        let (interrupts, our_interrupts) = pipe_with(PipeFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(&our_interrupts, true)?;
+        let (keeper, lifeline) = lifeline::lifeline()?;
+        Ok(Self {
+            wire,
+            outputs: [our_stdout, our_stderr],
+            interrupts: our_interrupts,
+            lifeline: keeper,
+            theirs: TheirWires {
+                stdout,
+                stderr,
+                requests,
+                calls,
+                interrupts,
+                lifeline,
+            },
+        })
+    }
+}
+
+/// Who reaps the process.
+enum Reaper {
+    /// It is a child of this process, which had this peak of memory when it spawned it.
+    Here {
+        peak: u64,
+    },
+    Template(ForkedLife),
+}
+
+pub struct Life {
+    pidfd: AsyncFd<Pidfd>,
+    reaper: Reaper,
+    wire: Wire,
+    outputs: [Option<pipe::Receiver>; 2],
+    decoders: [Utf8Decoder; 2],
+    tail: StderrTail,
+    interrupts: OwnedFd,
+    lifeline: Lifeline,
+    began: Instant,
+    /// Until it is ready, all that it prints goes to the tail: it can only be the reason why it will not start.
+    starting: bool,
+    /// A barrier that is passed once what came before it has been handed out.
+    barrier: Option<u64>,
+    unreachable_at: Option<Instant>,
+    pending: VecDeque<LifeEvent>,
+    buffer: Vec<u8>,
+}
+
+pub enum LifeEvent {
+    Message(Message),
+    Text(Stream, String),
+    Broken(String),
+    /// The process has ended; `finish` tells how.
+    Ended,
+}
+
+/// A life that is gone.
+pub struct Finished {
+    pub status: ExitStatus,
+    pub usage: Option<ResourceUsage>,
+    pub pid: i32,
+    pub uptime: Duration,
+    pub stderr_tail: String,
+    pub texts: Vec<(Stream, String)>,
+}
+
+impl Life {
+    /// Spawns a cold life. It is told its configuration at once.
+    pub fn spawn(
+        interpreter: &str,
+        boot: &str,
+        environment: &[(String, String)],
+        configuration: &[u8],
+        wires: Wires,
+    ) -> Result<Self, SpawnError> {
+        let prepared = |error| SpawnError::Descriptors {
+            path: interpreter.to_owned(),
+            error,
+        };
+        let null = File::open("/dev/null").map_err(prepared)?;
+        let theirs = &wires.theirs;
+        let peak = own_peak();
+        let pidfd = spawn(&Program {
+            path: interpreter,
+            arguments: &[boot, "kernel"],
+            environment,
+            descriptors: &[
+                null.as_fd(),
+                theirs.stdout.as_fd(),
+                theirs.stderr.as_fd(),
+                theirs.requests.as_fd(),
+                theirs.calls.as_fd(),
+                theirs.interrupts.as_fd(),
+                theirs.lifeline.as_fd(),
+            ],
+        })?;
+        // A child that has ended already cannot be armed, and need not be.
+        lifeline::arm(theirs.lifeline.as_fd(), pidfd.pid()).ok();
+        let Wires {
+            wire,
+            outputs,
+            interrupts,
+            lifeline,
+            theirs,
+        } = wires;
+        drop(theirs);
+        let mut life =
+            Self::new(pidfd, Reaper::Here { peak }, wire, outputs, interrupts, lifeline).map_err(prepared)?;
+        life.wire.configure(configuration);
+        Ok(life)
+    }
+
+    /// Takes over what a template has forked.
+    pub fn forked(
+        pidfd: Pidfd,
+        forked: ForkedLife,
+        wire: Wire,
+        outputs: [pipe::Receiver; 2],
+        interrupts: OwnedFd,
+        lifeline: Lifeline,
+    ) -> io::Result<Self> {
+        Self::new(pidfd, Reaper::Template(forked), wire, outputs, interrupts, lifeline)
+    }
+
+    fn new(
+        pidfd: Pidfd,
+        reaper: Reaper,
+        wire: Wire,
+        [stdout, stderr]: [pipe::Receiver; 2],
+        interrupts: OwnedFd,
+        lifeline: Lifeline,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            pidfd: pidfd.watched()?,
+            reaper,
+            wire,
+            outputs: [Some(stdout), Some(stderr)],
+            decoders: [Utf8Decoder::default(), Utf8Decoder::default()],
+            tail: StderrTail::default(),
+            interrupts,
+            lifeline,
+            began: Instant::now(),
+            starting: true,
+            barrier: None,
+            unreachable_at: None,
+            pending: VecDeque::new(),
+            buffer: Vec::new(),
+        })
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.pidfd.get_ref().pid()
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.pidfd.get_ref().has_ended()
+    }
+
+    pub fn became_ready(&mut self) {
+        self.starting = false;
+    }
+
+    pub fn execute(&mut self, cell: CellId, code: &str, silent: bool) {
+        self.wire.execute(cell, code, silent);
+    }
+
+    pub fn shut_down(&mut self) {
+        self.wire.shut_down();
+    }
+
+    /// Interrupts a cell: its id first, so that the handler knows whom the signal is for.
+    pub fn interrupt(&self, cell: CellId) {
+        // A full pipe holds thousands of ids that nobody has read: one more would say nothing new.
+        rustix::io::write(&self.interrupts, &cell.to_le_bytes()).ok();
+        self.signal(libc::SIGINT);
+    }
+
+    /// Signals the process group.
+    pub fn signal(&self, number: i32) {
+        if let Err(error) = self.pidfd.get_ref().signal_group(number, self.holds_pid()) {
+            tracing::warn!(pid = self.pid(), number, %error, "a signal could not be sent");
+        }
+    }
+
+    fn holds_pid(&self) -> bool {
+        match &self.reaper {
+            Reaper::Here { .. } => true,
+            Reaper::Template(life) => life.holds_pid(),
+        }
+    }
+
+    /// What happens next. Text that was written before a message comes before it. Loses nothing when its future is dropped.
+    /// With `read_output` false the pipes are left alone, so that the writer feels it.
+    pub async fn event(&mut self, read_output: bool) -> LifeEvent {
+        loop {
+            if let Some(event) = self.pending.pop_front() {
+                return event;
+            }
+            if self.barrier.is_some() {
+                if self.take_message_now() {
+                    continue;
+                }
+                if let Some(barrier) = self.barrier.take() {
+                    self.wire.pass_barrier(barrier);
+                }
+            }
+            let [stdout, stderr] = &self.outputs;
+            let unreachable = self.unreachable_at;
+            tokio::select! {
+                biased;
+                heard = self.wire.next(), if unreachable.is_none() => match heard {
+                    Heard::Message(Received::Message(message)) => self.take_message(message),
+                    Heard::Barrier(Received::Message(barrier)) => self.barrier = Some(barrier),
+                    Heard::Message(Received::Broken(error)) | Heard::Barrier(Received::Broken(error)) => {
+                        return broken(&error);
+                    }
+                    Heard::Message(Received::EndOfFile) | Heard::Barrier(Received::EndOfFile) => {
+                        self.unreachable_at = Some(Instant::now() + UNREACHABLE);
+                    }
+                },
+                ended = self.pidfd.readable() => {
+                    // Not cleared: an ended process stays ended.
+                    drop(ended);
+                    while self.take_message_now() {}
+                    self.pending.push_back(LifeEvent::Ended);
+                }
+                () = readable(stdout.as_ref()), if read_output => self.take_text(Stream::Stdout, READ_BYTES),
+                () = readable(stderr.as_ref()), if read_output => self.take_text(Stream::Stderr, READ_BYTES),
+                () = sleep_until(unreachable.unwrap_or_else(Instant::now)), if unreachable.is_some() => {
+                    self.unreachable_at = Some(Instant::now() + UNREACHABLE);
+                    return LifeEvent::Broken("it closed its wires and went on".to_owned());
+                }
+            }
+        }
+    }
+
+    /// Hands a message out after the text that was in the pipes when it came.
+    fn take_message(&mut self, message: Message) {
+        self.take_waiting_text();
+        if matches!(message, Message::Done(..) | Message::Exiting(_)) {
+            self.finish_text();
+        }
+        self.pending.push_back(LifeEvent::Message(message));
+    }
+
+    fn take_message_now(&mut self) -> bool {
+        match self.wire.message_now() {
+            Received::Message(message) => self.take_message(message),
+            Received::Broken(error) => self.pending.push_back(broken(&error)),
+            Received::EndOfFile => return false,
+        }
+        true
+    }
+
+    /// Reads what the pipes hold at this moment, and not what a background writer adds meanwhile.
+    fn take_waiting_text(&mut self) {
+        for stream in [Stream::Stdout, Stream::Stderr] {
+            let waiting = match &self.outputs[stream as usize] {
+                Some(pipe) => rustix::io::ioctl_fionread(pipe).unwrap_or(0),
+                None => 0,
+            };
+            let mut left = usize::try_from(waiting).unwrap_or(0);
+            while left > 0 {
+                let before = left.min(READ_BYTES);
+                self.take_text(stream, before);
+                left -= before;
+            }
+        }
+    }
+
+    /// Bytes of a character that the cell did not finish are shown with the cell.
+    fn finish_text(&mut self) {
+        for stream in [Stream::Stdout, Stream::Stderr] {
+            let text = self.decoders[stream as usize].finish();
+            if !text.is_empty() && !self.starting {
+                self.pending.push_back(LifeEvent::Text(stream, text));
+            }
+        }
+    }
+
+    /// One read of at most `limit` bytes. Forgets the pipe at its end of file.
+    fn take_text(&mut self, stream: Stream, limit: usize) {
+        let Some(pipe) = &self.outputs[stream as usize] else {
+            return;
+        };
+        self.buffer.resize(limit, 0);
+        let count = match pipe.try_read(&mut self.buffer) {
+            Ok(0) => {
+                self.outputs[stream as usize] = None;
+                return;
+            }
+            Ok(count) => count,
+            // tokio may not have noticed yet what is there already.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                rustix::io::read(pipe, &mut self.buffer).unwrap_or(0)
+            }
+            Err(_) => {
+                self.outputs[stream as usize] = None;
+                return;
+            }
+        };
+        let bytes = &self.buffer[..count];
+        if stream == Stream::Stderr || self.starting {
+            self.tail.push(bytes);
+        }
+        if !self.starting {
+            let text = self.decoders[stream as usize].decode(bytes);
+            if !text.is_empty() {
+                self.pending.push_back(LifeEvent::Text(stream, text));
+            }
+        }
+    }
+
+    /// Waits for the end, at most this long, while the pipes are read. Messages that come are dropped.
+    pub async fn wait_for_end(&mut self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        loop {
+            match timeout_at(deadline, self.event(true)).await {
+                Ok(LifeEvent::Ended) => return true,
+                Ok(_) => {}
+                Err(_) => return self.has_ended(),
+            }
+        }
+    }
+
+    /// The last steps, once the process has ended: its status, the rest of its group, its last words, its pid given up.
+    pub async fn finish(mut self) -> Finished {
+        let pid = self.pid();
+        let uptime = self.began.elapsed();
+        let status = self.status().await;
+        kill_group(self.pidfd.get_ref(), self.holds_pid()).ok();
+        self.drain().await;
+        let usage = match self.reaper {
+            Reaper::Here { peak } => reap::reap(self.pidfd.get_ref(), peak).ok().flatten(),
+            Reaper::Template(life) => life.release(Instant::now() + REAPER).await,
+        };
+        if !confirm_group_gone(self.pidfd.get_ref(), GROUP).await {
+            tracing::warn!(pid, "something of the process group is still there");
+        }
+        drop(self.lifeline);
+        let texts = self.pending.into_iter().filter_map(|event| match event {
+            LifeEvent::Text(stream, text) => Some((stream, text)),
+            _ => None,
+        });
+        Finished {
+            status,
+            usage,
+            pid,
+            uptime,
+            stderr_tail: self.tail.text(),
+            texts: texts.collect(),
+        }
+    }
+
+    async fn status(&mut self) -> ExitStatus {
+        let pid = self.pid();
+        let pidfd = self.pidfd.get_ref();
+        let Reaper::Template(life) = &mut self.reaper else {
+            return match reap::peek(pidfd) {
+                Ok(Some(status)) => status,
+                Ok(None) => ExitStatus::Unknown {
+                    why: "it had not ended when it was looked at".to_owned(),
+                },
+                Err(error) => ExitStatus::Unknown {
+                    why: format!("waiting for it failed: {error}"),
+                },
+            };
+        };
+        match life.end(Instant::now() + REAPER).await {
+            LifeEnd::Reported(status) => return status,
+            // Stopped or hanging, but it still holds the zombie.
+            LifeEnd::NotReported => {
+                return reap::read_held_zombie(pid).unwrap_or(ExitStatus::Unknown {
+                    why: "its template does not answer, and procfs does not tell its status".to_owned(),
+                });
+            }
+            LifeEnd::TemplateGone => {}
+        }
+        // Somebody else's child now (init's, mostly), and a zombie until that one reaps it.
+        let deadline = Instant::now() + REAPER;
+        loop {
+            if let Some(status) = pidfd.recorded_status() {
+                return status;
+            }
+            if Instant::now() >= deadline {
+                return ExitStatus::Unknown {
+                    why: "its template ended before it, and this Linux does not tell the status of another process's child \
+                          (6.15 and later do)"
+                        .to_owned(),
+                };
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn drain(&mut self) {
+        let deadline = Instant::now() + DRAIN;
+        while self.outputs.iter().any(Option::is_some) {
+            self.take_waiting_text();
+            let [stdout, stderr] = &self.outputs;
+            let ready = async {
+                tokio::select! {
+                    () = readable(stdout.as_ref()) => Stream::Stdout,
+                    () = readable(stderr.as_ref()) => Stream::Stderr,
+                }
+            };
+            match timeout_at(deadline, ready).await {
+                Ok(stream) => self.take_text(stream, READ_BYTES),
+                Err(_) => break,
+            }
+            if Instant::now() >= deadline {
+                break;
+            }
+        }
+        self.finish_text();
+    }
+}
+
+async fn readable(pipe: Option<&pipe::Receiver>) {
+    match pipe {
+        // An error shows again in the read that follows.
+        Some(pipe) => pipe.readable().await.unwrap_or_default(),
+        None => std::future::pending().await,
+    }
+}
+
+fn broken(error: &FrameError) -> LifeEvent {
+    LifeEvent::Broken(format!("it broke the wire format: {error}"))
+}

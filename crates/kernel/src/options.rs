@@ -1,0 +1,69 @@
+//! What a host and its kernels are told when they are made. All values are valid already: whoever sits in front of this crate
+//! checks them and fills the defaults in.
+
+use std::time::Duration;
+
+pub use kernelhost_forkserver::protocol::Shell;
+
+/// How lives are started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LaunchMode {
+    /// From a template where that works, cold where it does not.
+    Auto,
+    Fork,
+    Spawn,
+}
+
+/// What happens to a cell that went on after two interrupts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stuck {
+    /// Its life is ended.
+    End,
+    /// The call is settled; the life and the cell go on, and the next call waits for the cell.
+    Wait,
+}
+
+/// What the call after a death does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recovery {
+    Restart,
+    /// It fails; only `start` brings a new life.
+    None,
+}
+
+#[derive(Debug, Clone)]
+pub struct HostOptions {
+    pub python: String,
+    pub launch: LaunchMode,
+    pub shell: Shell,
+    pub preload: Vec<String>,
+    /// The folder that holds `boot.py` and the `kernelhost` package.
+    pub runtime_directory: String,
+}
+
+#[derive(Debug, Clone)]
+pub struct KernelOptions {
+    /// The name that messages use.
+    pub id: String,
+    pub cwd: Option<String>,
+    /// The exact environment.
+    pub environment: Vec<(String, String)>,
+    pub init: Option<String>,
+    pub start_timeout: Duration,
+    pub interrupt_grace: Duration,
+    pub stuck: Stuck,
+    /// Per stream of one cell.
+    pub max_output_bytes: usize,
+    pub oom_score_adj: Option<i32>,
+    pub recovery: Recovery,
+}
+
+#[derive(Debug, Clone)]
+pub struct CellRequest {
+    pub code: String,
+    pub silent: bool,
+    pub timeout: Option<Duration>,
+    pub max_output_bytes: Option<usize>,
+    /// Whether outputs are wanted as they come, beside the result.
+    pub stream: bool,
+}

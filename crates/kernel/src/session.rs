@@ -1,0 +1,620 @@
+//! The task that owns one kernel: it feeds the state machine with what happens, and does what the machine says.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
+use std::time::Duration;
+
+use kernelhost_process::exit_reason::{Cause, ExitReason, InterruptedCell, Telling};
+use kernelhost_process::stderr_tail::crash_traceback;
+use kernelhost_process::usage;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep_until};
+
+use crate::event::{
+    CellResult, CellStatus, Event, Failure, FailureCode, KernelNumber, LifeFacts, PublicState, Recovered, Reply,
+    RequestId, Sink,
+};
+use crate::launch::{Launched, Launcher, Request, launch};
+use crate::life::{Life, LifeEvent};
+use crate::options::{CellRequest, KernelOptions, Recovery};
+use crate::output::{Collected, Collector, CreditAccount, Output, Stream};
+use crate::state::{Answer, Effect, Input, Machine, Policy, Timer, Why};
+use crate::wire::{CellId, Done, Message};
+
+/// What the owner of a kernel may read at any time.
+#[derive(Debug)]
+pub struct Shared {
+    state: AtomicU8,
+    pid: AtomicI32,
+    generation: AtomicU32,
+    pub watch_output: AtomicBool,
+    pub watch_state: AtomicBool,
+    pub credit: Arc<CreditAccount>,
+}
+
+impl Shared {
+    pub fn new() -> Self {
+        Self {
+            state: AtomicU8::new(PublicState::Absent as u8),
+            pid: AtomicI32::new(0),
+            generation: AtomicU32::new(0),
+            watch_output: AtomicBool::new(false),
+            watch_state: AtomicBool::new(false),
+            credit: Arc::default(),
+        }
+    }
+
+    pub fn state(&self) -> PublicState {
+        const STATES: [PublicState; 6] = [
+            PublicState::Absent,
+            PublicState::Starting,
+            PublicState::Idle,
+            PublicState::Running,
+            PublicState::Ending,
+            PublicState::Closed,
+        ];
+        STATES
+            .into_iter()
+            .find(|state| *state as u8 == self.state.load(Ordering::Acquire))
+            .unwrap_or(PublicState::Closed)
+    }
+
+    pub fn pid(&self) -> Option<i32> {
+        Some(self.pid.load(Ordering::Acquire)).filter(|pid| *pid > 0)
+    }
+
+    pub fn generation(&self) -> u32 {
+        self.generation.load(Ordering::Acquire)
+    }
+}
+
+pub enum Command {
+    Input(Input),
+    Usage(RequestId),
+    /// The host closes: the sender is dropped when this kernel is closed.
+    CloseForHost(Duration, oneshot::Sender<()>),
+}
+
+/// A request of the host's own, whose answer nobody outside waits for.
+const NOBODY: RequestId = 0;
+
+pub struct Session {
+    number: KernelNumber,
+    options: Arc<KernelOptions>,
+    launcher: Arc<Launcher>,
+    sink: Sink,
+    shared: Arc<Shared>,
+    commands: mpsc::UnboundedReceiver<Command>,
+    machine: Machine,
+    life: Option<(Box<Life>, LifeFacts)>,
+    launching: Option<Launching>,
+    timers: Vec<(Instant, Timer)>,
+    cell: Option<RunningCell>,
+    events: Vec<Event>,
+    closing_host: Vec<oneshot::Sender<()>>,
+}
+
+struct Launching {
+    outcome: oneshot::Receiver<Launched>,
+    cancel: watch::Sender<Option<Cause>>,
+}
+
+/// The cell whose caller waits.
+struct RunningCell {
+    id: CellId,
+    request: RequestId,
+    code: String,
+    stream: bool,
+    began: Instant,
+    collector: Collector,
+}
+
+impl Session {
+    pub fn new(
+        number: KernelNumber,
+        options: KernelOptions,
+        launcher: Arc<Launcher>,
+        sink: Sink,
+        shared: Arc<Shared>,
+        commands: mpsc::UnboundedReceiver<Command>,
+    ) -> Self {
+        let policy = Policy {
+            stuck: options.stuck,
+            recovery: options.recovery,
+            interrupt_grace: options.interrupt_grace,
+        };
+        Self {
+            number,
+            options: Arc::new(options),
+            launcher,
+            sink,
+            shared,
+            commands,
+            machine: Machine::new(policy),
+            life: None,
+            launching: None,
+            timers: Vec::new(),
+            cell: None,
+            events: Vec::new(),
+            closing_host: Vec::new(),
+        }
+    }
+
+    /// Runs until every handle is gone, and then ends what is left.
+    pub async fn run(mut self) {
+        loop {
+            let next_timer = self.timers.iter().map(|(at, _)| *at).min();
+            let read_output = !self.shared.credit.is_exhausted();
+            let credit = self.shared.credit.clone();
+            tokio::select! {
+                biased;
+                command = self.commands.recv() => match command {
+                    Some(command) => self.obey(command).await,
+                    None => break,
+                },
+                event = life_event(&mut self.life, read_output) => self.hear(event).await,
+                launched = outcome(&mut self.launching) => self.launched(launched),
+                () = sleep_until(next_timer.unwrap_or_else(Instant::now)), if next_timer.is_some() => self.ring(),
+                () = credit.available(), if !read_output => {}
+            }
+            self.flush();
+        }
+        if let Some(launching) = self.launching.take() {
+            launching.cancel.send_replace(Some(Cause::Close));
+            if let Ok(Launched { result: Ok(ready), .. }) = launching.outcome.await {
+                self.life = Some(ready);
+            }
+        }
+        if let Some((mut life, _)) = self.life.take() {
+            life.signal(libc::SIGKILL);
+            life.wait_for_end(Duration::from_secs(5)).await;
+            life.finish().await;
+        }
+    }
+
+    async fn obey(&mut self, command: Command) {
+        // A life that has died and was not seen yet: its end comes first, so that this call gets a new life.
+        if self.life.as_ref().is_some_and(|(life, _)| life.has_ended()) {
+            self.hear_all_until_ended().await;
+        }
+        match command {
+            Command::Input(input) => self.apply(input),
+            Command::Usage(request) => self.usage(request),
+            Command::CloseForHost(grace, closed) => {
+                self.closing_host.push(closed);
+                self.apply(Input::Close(NOBODY, grace));
+            }
+        }
+    }
+
+    async fn hear_all_until_ended(&mut self) {
+        while let Some((life, _)) = &mut self.life {
+            let event = life.event(true).await;
+            self.hear(event).await;
+        }
+    }
+
+    async fn hear(&mut self, event: LifeEvent) {
+        match event {
+            LifeEvent::Text(stream, text) => self.text(stream, text),
+            LifeEvent::Message(message) => self.message(message),
+            LifeEvent::Broken(why) => self.apply(Input::Broken(why)),
+            LifeEvent::Ended => self.ended().await,
+        }
+    }
+
+    fn message(&mut self, message: Message) {
+        match message {
+            Message::Output(cell, output) => {
+                let of_cell = self.cell.as_ref().is_some_and(|running| running.id == cell);
+                if of_cell {
+                    self.cell_output(output);
+                } else {
+                    self.background_output(output);
+                }
+            }
+            Message::Done(cell, mut done) => {
+                if self.cell.as_ref().is_some_and(|running| running.id == cell) {
+                    for output in [done.value.take(), done.error.take()].into_iter().flatten() {
+                        self.cell_output(output);
+                    }
+                }
+                self.apply(Input::Done(cell, done));
+            }
+            Message::Exiting(code) => self.apply(Input::Exiting(code)),
+            Message::Ready(_) | Message::StartFailed(_) => {
+                self.apply(Input::Broken("it said twice how it started".to_owned()));
+            }
+        }
+    }
+
+    fn text(&mut self, stream: Stream, text: String) {
+        match &mut self.cell {
+            Some(cell) => {
+                cell.collector.text(stream, &text);
+                if cell.stream {
+                    let request = cell.request;
+                    self.stream(request, Output::Text { stream, text });
+                }
+            }
+            None => self.background_output(Output::Text { stream, text }),
+        }
+    }
+
+    fn cell_output(&mut self, output: Output) {
+        let Some(cell) = &mut self.cell else { return };
+        if cell.stream {
+            cell.collector.other(output.clone());
+            let request = cell.request;
+            self.stream(request, output);
+        } else {
+            cell.collector.other(output);
+        }
+    }
+
+    fn stream(&mut self, request: RequestId, output: Output) {
+        let bytes = output.bytes();
+        self.shared.credit.owe(bytes);
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.events.push(Event::CellOutput { request, output, bytes });
+    }
+
+    fn background_output(&mut self, output: Output) {
+        if self.shared.watch_output.load(Ordering::Acquire) {
+            let credit = self.shared.credit.take(output.bytes());
+            self.events.push(Event::Output {
+                kernel: self.number,
+                output,
+                credit,
+            });
+        }
+    }
+
+    async fn ended(&mut self) {
+        let Some((life, facts)) = self.life.take() else { return };
+        let finished = life.finish().await;
+        for (stream, text) in finished.texts {
+            self.text(stream, text);
+        }
+        let verdict = self.machine.verdict(&finished.status);
+        let cell = self.cell.as_ref().map(|cell| InterruptedCell {
+            code: cell.code.clone(),
+            running: cell.began.elapsed(),
+        });
+        let exit = ExitReason {
+            status: finished.status,
+            cause: verdict.cause,
+            evidence: verdict.evidence,
+            pid: finished.pid,
+            generation: facts.generation,
+            uptime: finished.uptime,
+            usage: finished.usage,
+            crash_traceback: crash_traceback(&finished.stderr_tail),
+            stderr_tail: finished.stderr_tail,
+            cell,
+            message: String::new(),
+        };
+        let next = match (verdict.cause, self.options.recovery) {
+            (Cause::Close, _) => "No other life follows.",
+            (_, Recovery::None) => "Its variables are lost; start() brings a new life.",
+            (_, Recovery::Restart) => "Its variables are lost; the next call gets a new life.",
+        };
+        let subject = format!("kernel \"{}\"", self.options.id);
+        let exit = exit.told(&Telling {
+            subject: &subject,
+            detail: verdict.detail.as_deref(),
+            next,
+        });
+        self.shared.pid.store(0, Ordering::Release);
+        self.apply_ended(Arc::new(exit), facts);
+    }
+
+    /// The facts of the life that is gone are still needed for the partial result.
+    fn apply_ended(&mut self, exit: Arc<ExitReason>, facts: LifeFacts) {
+        let partial = self.cell.take().map(|cell| {
+            let status = if exit.cause == Cause::Timeout {
+                CellStatus::TimedOut
+            } else {
+                CellStatus::Interrupted
+            };
+            let request = cell.request;
+            (request, result(&cell, status, &Done::default(), facts, None))
+        });
+        // What JavaScript had not taken yet of this life's output does not hold the next one up.
+        self.shared.credit.forgive();
+        let effects = self.machine.on(Input::Ended(exit));
+        self.perform(effects, partial);
+    }
+
+    fn launched(&mut self, launched: Launched) {
+        self.launching = None;
+        if let Some(why) = launched.fell_back {
+            let message = format!(
+                "Kernel \"{}\" was spawned cold, which takes longer than a fork from the template: {why}",
+                self.options.id
+            );
+            let code = "WARN_LAUNCH_FALLBACK";
+            self.events.push(Event::Warning {
+                kernel: Some(self.number),
+                code,
+                message,
+            });
+        }
+        match launched.result {
+            Ok((life, facts)) => {
+                self.shared.pid.store(facts.pid, Ordering::Release);
+                self.life = Some((life, facts.clone()));
+                self.apply(Input::Ready(facts));
+            }
+            Err(failed) => self.apply(Input::LaunchFailed(failed)),
+        }
+    }
+
+    fn ring(&mut self) {
+        let now = Instant::now();
+        let (mut due, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.timers)
+            .into_iter()
+            .partition(|(at, _)| *at <= now);
+        self.timers = later;
+        due.sort_by_key(|(at, _)| *at);
+        for (_, timer) in due {
+            self.apply(Input::Elapsed(timer));
+        }
+    }
+
+    fn apply(&mut self, input: Input) {
+        let effects = self.machine.on(input);
+        self.perform(effects, None);
+    }
+
+    fn perform(&mut self, effects: Vec<Effect>, mut partial: Option<(RequestId, CellResult)>) {
+        for effect in effects {
+            match effect {
+                Effect::Launch { generation, pause } => self.launch(generation, pause),
+                Effect::CancelLaunch(cause) => {
+                    if let Some(launching) = &self.launching {
+                        launching.cancel.send_replace(Some(cause));
+                    }
+                }
+                Effect::Send { cell, request, code } => self.send(cell, request, code),
+                Effect::Interrupt(cell) => {
+                    if let Some((life, _)) = &self.life {
+                        life.interrupt(cell);
+                    }
+                }
+                Effect::ShutDown => {
+                    if let Some((life, _)) = &mut self.life {
+                        life.shut_down();
+                    }
+                }
+                Effect::Signal(number) => {
+                    if let Some((life, _)) = &self.life {
+                        life.signal(number);
+                    }
+                }
+                Effect::Arm(timer, after) => {
+                    self.timers.retain(|(_, armed)| *armed != timer);
+                    self.timers.push((Instant::now() + after, timer));
+                }
+                Effect::Disarm(cell) => {
+                    let of_cell = [Timer::Limit(cell), Timer::Grace(cell)];
+                    self.timers.retain(|(_, timer)| !of_cell.contains(timer));
+                }
+                Effect::Started(life) => self.events.push(Event::Started {
+                    kernel: self.number,
+                    life,
+                }),
+                Effect::Exited(exit) => self.events.push(Event::Exited {
+                    kernel: self.number,
+                    exit,
+                }),
+                Effect::Settle(request, answer) => self.settle(request, answer, &mut partial),
+            }
+        }
+        self.tell_state();
+    }
+
+    fn launch(&mut self, generation: u32, pause: Duration) {
+        self.shared.generation.store(generation, Ordering::Release);
+        let (cancel, cancelled) = watch::channel(None);
+        let (sender, outcome) = oneshot::channel();
+        let request = Request {
+            launcher: self.launcher.clone(),
+            kernel: self.options.clone(),
+            generation,
+            pause,
+            cancelled,
+        };
+        tokio::spawn(async move { sender.send(launch(request).await).ok() });
+        self.launching = Some(Launching { outcome, cancel });
+    }
+
+    fn send(&mut self, id: CellId, request: RequestId, cell: CellRequest) {
+        let Some((life, _)) = &mut self.life else { return };
+        let cap = cell.max_output_bytes.unwrap_or(self.options.max_output_bytes);
+        life.execute(id, &cell.code, cell.silent);
+        let (began, collector) = (Instant::now(), Collector::new(cap));
+        self.cell = Some(RunningCell {
+            id,
+            request,
+            code: cell.code,
+            stream: cell.stream,
+            began,
+            collector,
+        });
+    }
+
+    fn settle(&mut self, request: RequestId, answer: Answer, partial: &mut Option<(RequestId, CellResult)>) {
+        let reply = match answer {
+            Answer::Done => Reply::Done,
+            Answer::Exit(exit) => Reply::Exit(exit),
+            Answer::Life => match &self.life {
+                Some((_, facts)) => Reply::Life(facts.clone()),
+                None => bug("a life was promised and is not there"),
+            },
+            Answer::Cell {
+                status,
+                done,
+                recovered,
+            } => {
+                let finished = match (self.cell.take(), &self.life) {
+                    (Some(cell), Some((_, facts))) => Some(result(&cell, status, &done, facts.clone(), recovered)),
+                    _ => None,
+                };
+                finished.map_or_else(|| bug("a result without its cell"), |cell| Reply::Cell(Box::new(cell)))
+            }
+            Answer::Failed { code, exit, why } => {
+                let of_this = partial.take_if(|(of, _)| *of == request);
+                let message = self.failure_message(&why, exit.as_deref());
+                let stderr_tail = match &why {
+                    Why::StartFailed(failed) => failed.stderr_tail.clone(),
+                    _ => exit.as_ref().map(|exit| exit.stderr_tail.clone()).unwrap_or_default(),
+                };
+                let partial = of_this.map(|(_, partial)| partial);
+                Reply::Failed(Box::new(Failure {
+                    code,
+                    message,
+                    exit,
+                    partial,
+                    stderr_tail,
+                }))
+            }
+        };
+        if request != NOBODY {
+            self.events.push(Event::Settled { request, reply });
+        }
+    }
+
+    fn failure_message(&self, why: &Why, exit: Option<&ExitReason>) -> String {
+        let id = &self.options.id;
+        let told = exit.map_or("", |exit| exit.message.as_str());
+        match why {
+            Why::DiedRunning => told.to_owned(),
+            Why::DiedQueued => {
+                format!("A cell that waited for kernel \"{id}\" has not run, because its life ended. {told}")
+            }
+            Why::StartFailed(failed) => failed.message.clone(),
+            Why::StartCancelled => format!("Kernel \"{id}\" was not started: the start was given up. {told}")
+                .trim_end()
+                .to_owned(),
+            Why::Closed => format!("Kernel \"{id}\" is closed. Make a new one with host.kernel()."),
+            Why::Absent => format!(
+                "Kernel \"{id}\" has no life, and with recovery 'none' only start() brings a new one. The last one: {told}"
+            ),
+            Why::NeverStarted => format!("Kernel \"{id}\" has never had a life. The next call starts one."),
+            Why::Busy => format!(
+                "Kernel \"{id}\" is busy with an earlier cell that would not stop (stuck: 'wait'); this cell has waited for its \
+                 whole time limit and has not run. Call interrupt() or restart()."
+            ),
+            Why::Aborted => format!("The call to kernel \"{id}\" was aborted before it ran."),
+        }
+    }
+
+    fn usage(&self, request: RequestId) {
+        let (sink, id) = (self.sink.clone(), self.options.id.clone());
+        let absent = move || {
+            let message = format!("Kernel \"{id}\" has no life, so it uses nothing.");
+            let failure = Failure {
+                code: FailureCode::KernelAbsent,
+                message,
+                exit: None,
+                partial: None,
+                stderr_tail: String::new(),
+            };
+            Reply::Failed(Box::new(failure))
+        };
+        // Its own thread: the sizes of a large process take the Linux kernel a while to add up.
+        let pid = self.life.as_ref().map(|(life, _)| life.pid());
+        tokio::task::spawn_blocking(move || {
+            let reply = pid
+                .and_then(|pid| usage::live(pid).ok())
+                .map_or_else(absent, Reply::Usage);
+            sink(vec![Event::Settled { request, reply }]);
+        });
+    }
+
+    fn tell_state(&mut self) {
+        let state = self.machine.public_state();
+        if self.shared.state.swap(state as u8, Ordering::AcqRel) != state as u8
+            && self.shared.watch_state.load(Ordering::Acquire)
+        {
+            self.events.push(Event::State {
+                kernel: self.number,
+                state,
+            });
+        }
+        if state == PublicState::Closed {
+            self.closing_host.clear();
+        }
+    }
+
+    fn flush(&mut self) {
+        if !self.events.is_empty() {
+            (self.sink)(std::mem::take(&mut self.events));
+        }
+    }
+}
+
+async fn life_event(life: &mut Option<(Box<Life>, LifeFacts)>, read_output: bool) -> LifeEvent {
+    match life {
+        Some((life, _)) => life.event(read_output).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn outcome(launching: &mut Option<Launching>) -> Launched {
+    match launching {
+        Some(launching) => match (&mut launching.outcome).await {
+            Ok(launched) => launched,
+            Err(_) => Launched {
+                fell_back: None,
+                result: Err(crate::state::StartFailed {
+                    message: "The launch broke off: a bug in kernelhost.".to_owned(),
+                    exit: None,
+                    stderr_tail: String::new(),
+                }),
+            },
+        },
+        None => std::future::pending().await,
+    }
+}
+
+fn result(
+    cell: &RunningCell,
+    status: CellStatus,
+    done: &Done,
+    life: LifeFacts,
+    recovered: Option<Recovered>,
+) -> CellResult {
+    let Collected {
+        stdout,
+        stderr,
+        missing_stdout_bytes,
+        missing_stderr_bytes,
+        outputs,
+    } = cell.collector.collected();
+    CellResult {
+        status,
+        stdout,
+        stderr,
+        missing_stdout_bytes,
+        missing_stderr_bytes,
+        outputs,
+        execution_count: done.execution_count,
+        duration: cell.began.elapsed(),
+        life,
+        recovered,
+    }
+}
+
+fn bug(what: &str) -> Reply {
+    let message = format!("A bug in kernelhost: {what}.");
+    let (code, stderr_tail) = (FailureCode::Internal, String::new());
+    Reply::Failed(Box::new(Failure {
+        code,
+        message,
+        exit: None,
+        partial: None,
+        stderr_tail,
+    }))
+}

@@ -1,0 +1,535 @@
+use std::collections::{HashMap, HashSet};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::event::Launch;
+use crate::options::Shell;
+
+const GRACE: Duration = Duration::from_secs(2);
+
+fn machine(stuck: Stuck, recovery: Recovery) -> Machine {
+    Machine::new(Policy {
+        stuck,
+        recovery,
+        interrupt_grace: GRACE,
+    })
+}
+
+fn cell(timeout: Option<u64>) -> CellRequest {
+    CellRequest {
+        code: "1".into(),
+        silent: false,
+        timeout: timeout.map(Duration::from_millis),
+        max_output_bytes: None,
+        stream: false,
+    }
+}
+
+fn life() -> LifeFacts {
+    LifeFacts {
+        pid: 1,
+        generation: 1,
+        launch: Launch::Fork,
+        launch_reason: None,
+        start: Duration::ZERO,
+        python: String::new(),
+        python_version: String::new(),
+        shell: Shell::Plain,
+    }
+}
+
+fn exit() -> Arc<ExitReason> {
+    Arc::new(ExitReason {
+        status: ExitStatus::Signaled {
+            number: 9,
+            core_dumped: false,
+        },
+        cause: Cause::ExternalSignal,
+        evidence: Vec::new(),
+        pid: 1,
+        generation: 1,
+        uptime: Duration::ZERO,
+        usage: None,
+        stderr_tail: String::new(),
+        crash_traceback: None,
+        cell: None,
+        message: String::new(),
+    })
+}
+
+fn ok() -> Done {
+    Done {
+        ok: true,
+        ..Done::default()
+    }
+}
+
+fn failed_start(exit: Option<Arc<ExitReason>>) -> StartFailed {
+    StartFailed {
+        message: String::new(),
+        exit,
+        stderr_tail: String::new(),
+    }
+}
+
+/// Effects in a short form that reads well in a table.
+fn short(effects: &[Effect]) -> String {
+    let answer = |answer: &Answer| match answer {
+        Answer::Done => "done".to_owned(),
+        Answer::Life => "life".to_owned(),
+        Answer::Exit(_) => "exit".to_owned(),
+        Answer::Cell { status, recovered, .. } => {
+            let recovered = recovered
+                .as_ref()
+                .map(|recovered| format!(" lost {}", recovered.lost_cells));
+            format!("{status:?}{}", recovered.unwrap_or_default())
+        }
+        Answer::Failed { code, .. } => format!("{code:?}"),
+    };
+    let texts = effects.iter().map(|effect| match effect {
+        Effect::Launch { generation, pause } if pause.is_zero() => format!("launch {generation}"),
+        Effect::Launch { generation, pause } => format!("launch {generation} after {} ms", pause.as_millis()),
+        Effect::CancelLaunch(cause) => format!("cancel {cause:?}"),
+        Effect::Send { cell, request, .. } => format!("send {cell} for {request}"),
+        Effect::Interrupt(cell) => format!("interrupt {cell}"),
+        Effect::ShutDown => "shutdown".to_owned(),
+        Effect::Signal(number) => format!("signal {number}"),
+        Effect::Arm(timer, after) => format!("arm {timer:?} {}", after.as_millis()),
+        Effect::Disarm(_) => String::new(),
+        Effect::Started(_) => "started".to_owned(),
+        Effect::Exited(_) => "exited".to_owned(),
+        Effect::Settle(request, of) => format!("{request}: {}", answer(of)),
+    });
+    texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join("; ")
+}
+
+fn run(machine: &mut Machine, steps: Vec<(Input, &str)>) {
+    for (number, (input, expected)) in steps.into_iter().enumerate() {
+        let said = format!("{input:?}");
+        assert_eq!(short(&machine.on(input)), expected, "step {number}: {said}");
+    }
+}
+
+#[test]
+fn a_cell_starts_a_life_and_the_next_one_uses_it() {
+    let mut machine = machine(Stuck::End, Recovery::Restart);
+    run(
+        &mut machine,
+        vec![
+            (Input::Execute(1, cell(None)), "launch 1"),
+            (Input::Execute(2, cell(None)), ""),
+            (Input::Start(3), ""),
+            (Input::Ready(life()), "started; 3: life; send 1 for 1"),
+            (Input::Done(1, ok()), "1: Ok; send 2 for 2"),
+            (Input::Done(2, ok()), "2: Ok"),
+            (Input::Start(4), "4: life"),
+            (Input::Interrupt(5), "5: done"),
+            (Input::Close(6, GRACE), "shutdown; arm End(1) 2000"),
+            (Input::Execute(7, cell(None)), "7: KernelClosed"),
+            (Input::Ended(exit()), "exited; 6: done"),
+            (Input::Start(8), "8: KernelClosed"),
+            (Input::Close(9, GRACE), "9: done"),
+        ],
+    );
+}
+
+#[test]
+fn a_death_fails_the_cell_and_the_queue_and_the_next_call_gets_a_new_life() {
+    let mut machine = machine(Stuck::End, Recovery::Restart);
+    run(
+        &mut machine,
+        vec![
+            (Input::Execute(1, cell(None)), "launch 1"),
+            (Input::Ready(life()), "started; send 1 for 1"),
+            (Input::Execute(2, cell(None)), ""),
+            (Input::Ended(exit()), "1: KernelDied; 2: KernelDied; exited"),
+            (Input::Interrupt(3), "3: done"),
+            (Input::Kill(4, 9), "4: exit"),
+            (Input::Execute(5, cell(None)), "launch 2"),
+            (Input::Ready(life()), "started; send 2 for 5"),
+            (Input::Done(2, ok()), "5: Ok lost 1"),
+            (Input::Execute(6, cell(None)), "send 3 for 6"),
+            (Input::Done(3, ok()), "6: Ok"),
+        ],
+    );
+}
+
+#[test]
+fn a_cell_that_arrives_while_a_restart_ends_the_life_runs_on_the_next() {
+    let mut machine = machine(Stuck::End, Recovery::Restart);
+    run(
+        &mut machine,
+        vec![
+            (Input::Execute(1, cell(None)), "launch 1"),
+            (Input::Ready(life()), "started; send 1 for 1"),
+            (Input::Execute(2, cell(None)), ""),
+            (Input::Restart(3), "interrupt 1; shutdown; arm End(1) 2000"),
+            (Input::Execute(4, cell(None)), ""),
+            (Input::Elapsed(Timer::End(1)), "signal 9"),
+            (Input::Ended(exit()), "1: KernelDied; 2: KernelDied; exited; launch 2"),
+            (Input::Ready(life()), "started; 3: life; send 2 for 4"),
+        ],
+    );
+}
+
+#[test]
+fn a_stuck_cell_is_interrupted_twice_and_then_its_life_is_ended() {
+    let mut machine = machine(Stuck::End, Recovery::Restart);
+    run(
+        &mut machine,
+        vec![
+            (Input::Execute(1, cell(Some(500))), "launch 1"),
+            (Input::Ready(life()), "started; send 1 for 1; arm Limit(1) 500"),
+            (Input::Elapsed(Timer::Limit(1)), "interrupt 1; arm Grace(1) 2000"),
+            (Input::Interrupt(2), "interrupt 1"),
+            (Input::Elapsed(Timer::Grace(1)), "interrupt 1; arm Grace(1) 2000"),
+            (Input::Elapsed(Timer::Grace(1)), "signal 9"),
+        ],
+    );
+    assert_eq!(
+        machine.verdict(&ExitStatus::Exited { code: 0 }).cause,
+        Cause::Timeout,
+        "the first cause stays"
+    );
+    run(&mut machine, vec![(Input::Kill(3, 15), "signal 15")]);
+    assert_eq!(machine.verdict(&ExitStatus::Exited { code: 0 }).cause, Cause::Timeout);
+    run(
+        &mut machine,
+        vec![(Input::Ended(exit()), "1: KernelDied; exited; 2: done; 3: exit")],
+    );
+}
+
+#[test]
+fn a_stuck_cell_that_may_wait_is_settled_and_holds_the_next_one_up() {
+    let mut machine = machine(Stuck::Wait, Recovery::Restart);
+    run(
+        &mut machine,
+        vec![
+            (Input::Execute(1, cell(Some(500))), "launch 1"),
+            (Input::Ready(life()), "started; send 1 for 1; arm Limit(1) 500"),
+            (Input::Execute(2, cell(Some(300))), ""),
+            (Input::Elapsed(Timer::Limit(1)), "interrupt 1; arm Grace(1) 2000"),
+            (Input::Elapsed(Timer::Grace(1)), "interrupt 1; arm Grace(1) 2000"),
+            (Input::Elapsed(Timer::Grace(1)), "1: TimedOut; arm Wait(2) 300"),
+            (Input::Execute(3, cell(Some(400))), "arm Wait(3) 400"),
+            (Input::Elapsed(Timer::Wait(2)), "2: KernelBusy"),
+            (Input::Done(1, Done::default()), "send 2 for 3; arm Limit(2) 400"),
+            (Input::Elapsed(Timer::Wait(3)), ""),
+            (Input::Done(2, ok()), "3: Ok"),
+        ],
+    );
+}
+
+#[test]
+fn what_is_aborted_before_it_runs_never_runs() {
+    let mut machine = machine(Stuck::End, Recovery::Restart);
+    run(
+        &mut machine,
+        vec![
+            (Input::Execute(1, cell(None)), "launch 1"),
+            (Input::Cancel(1), "1: Aborted; cancel Kill"),
+            (Input::LaunchFailed(failed_start(Some(exit()))), "exited"),
+            (Input::Execute(2, cell(None)), "launch 2"),
+            (Input::Ready(life()), "started; send 1 for 2"),
+            (Input::Execute(3, cell(None)), ""),
+            (Input::Cancel(3), "3: Aborted"),
+            (Input::Cancel(2), "interrupt 1; arm Grace(1) 2000"),
+            (
+                Input::Done(
+                    1,
+                    Done {
+                        interrupted: true,
+                        ..Done::default()
+                    },
+                ),
+                "2: Interrupted",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn failed_starts_are_not_repeated_by_themselves_and_pause_after_three() {
+    let mut machine = machine(Stuck::End, Recovery::Restart);
+    let expected = [
+        "launch 1",
+        "launch 2",
+        "launch 3",
+        "launch 4 after 100 ms",
+        "launch 5 after 200 ms",
+    ];
+    for (number, expected) in (1..).zip(expected) {
+        run(
+            &mut machine,
+            vec![
+                (Input::Execute(number * 10, cell(None)), expected),
+                (
+                    Input::LaunchFailed(failed_start((number % 2 == 0).then(exit))),
+                    &format!(
+                        "{}: KernelStart{}",
+                        number * 10,
+                        if number % 2 == 0 { "; exited" } else { "" }
+                    ),
+                ),
+            ],
+        );
+    }
+}
+
+#[test]
+fn without_recovery_only_start_brings_a_new_life() {
+    let mut machine = machine(Stuck::End, Recovery::None);
+    run(
+        &mut machine,
+        vec![
+            (Input::Execute(1, cell(None)), "launch 1"),
+            (Input::Ready(life()), "started; send 1 for 1"),
+            (Input::Ended(exit()), "1: KernelDied; exited"),
+            (Input::Execute(2, cell(None)), "2: KernelAbsent"),
+            (Input::Start(3), "launch 2"),
+            (Input::Ready(life()), "started; 3: life"),
+        ],
+    );
+}
+
+#[test]
+fn an_answer_for_a_cell_that_does_not_run_ends_the_life() {
+    let mut machine = machine(Stuck::End, Recovery::Restart);
+    run(
+        &mut machine,
+        vec![
+            (Input::Start(1), "launch 1"),
+            (Input::Ready(life()), "started; 1: life"),
+            (Input::Done(7, ok()), "signal 9"),
+        ],
+    );
+    assert_eq!(
+        machine.verdict(&ExitStatus::Exited { code: 0 }).cause,
+        Cause::ProtocolError
+    );
+}
+
+/// What the world may do to a machine, chosen by numbers that are taken modulo what is possible.
+#[derive(Debug, Clone)]
+enum Step {
+    Execute {
+        limited: bool,
+    },
+    Start,
+    Restart,
+    Interrupt,
+    Kill(i32),
+    Close,
+    Cancel(usize),
+    /// The launch succeeds, or fails with or without a process.
+    Launched(u8),
+    Done {
+        ok: bool,
+        interrupted: bool,
+    },
+    Exiting,
+    Broken,
+    Die,
+    Ring(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => any::<bool>().prop_map(|limited| Step::Execute { limited }),
+        2 => Just(Step::Start),
+        1 => Just(Step::Restart),
+        2 => Just(Step::Interrupt),
+        1 => (1..16).prop_map(Step::Kill),
+        1 => Just(Step::Close),
+        3 => any::<usize>().prop_map(Step::Cancel),
+        6 => any::<u8>().prop_map(Step::Launched),
+        6 => any::<(bool, bool)>().prop_map(|(ok, interrupted)| Step::Done { ok, interrupted }),
+        1 => Just(Step::Exiting),
+        1 => Just(Step::Broken),
+        2 => Just(Step::Die),
+        4 => any::<usize>().prop_map(Step::Ring),
+    ]
+}
+
+/// The world around a machine, which keeps watch over what may never happen.
+#[expect(clippy::struct_excessive_bools, reason = "facts about the world, not a state of ours")]
+struct World {
+    machine: Machine,
+    requests: u32,
+    open: HashSet<RequestId>,
+    cells: HashMap<RequestId, u32>,
+    launching: bool,
+    alive: bool,
+    running: Option<CellId>,
+    timers: Vec<Timer>,
+    exits: u32,
+    lives: u32,
+    closed: bool,
+    closing: bool,
+}
+
+impl World {
+    fn new(stuck: Stuck, recovery: Recovery) -> Self {
+        Self {
+            machine: machine(stuck, recovery),
+            requests: 0,
+            open: HashSet::new(),
+            cells: HashMap::new(),
+            launching: false,
+            alive: false,
+            running: None,
+            timers: Vec::new(),
+            exits: 0,
+            lives: 0,
+            closed: false,
+            closing: false,
+        }
+    }
+
+    fn request(&mut self) -> RequestId {
+        self.requests += 1;
+        self.open.insert(self.requests);
+        self.requests
+    }
+
+    fn take(&mut self, step: &Step) {
+        let input = match step {
+            Step::Execute { limited } => {
+                let request = self.request();
+                self.cells.insert(request, 0);
+                Input::Execute(request, cell(limited.then_some(10)))
+            }
+            Step::Start => Input::Start(self.request()),
+            Step::Restart => Input::Restart(self.request()),
+            Step::Interrupt => Input::Interrupt(self.request()),
+            Step::Kill(signal) => Input::Kill(self.request(), *signal),
+            Step::Close => {
+                self.closing = true;
+                Input::Close(self.request(), GRACE)
+            }
+            Step::Cancel(which) => {
+                let mut open: Vec<RequestId> = self.open.iter().copied().collect();
+                open.sort_unstable();
+                match open.get(which % open.len().max(1)) {
+                    Some(request) => Input::Cancel(*request),
+                    None => return,
+                }
+            }
+            Step::Launched(how) if self.launching => {
+                self.launching = false;
+                match how % 3 {
+                    0 => {
+                        self.lives += 1;
+                        Input::LaunchFailed(failed_start(Some(exit())))
+                    }
+                    1 => Input::LaunchFailed(failed_start(None)),
+                    _ => {
+                        self.lives += 1;
+                        self.alive = true;
+                        Input::Ready(life())
+                    }
+                }
+            }
+            Step::Done { ok, interrupted } if self.alive => match self.running.take() {
+                Some(cell) => Input::Done(
+                    cell,
+                    Done {
+                        ok: *ok,
+                        interrupted: *interrupted,
+                        ..Done::default()
+                    },
+                ),
+                None => return,
+            },
+            Step::Exiting if self.alive => Input::Exiting(0),
+            Step::Broken if self.alive => Input::Broken(String::new()),
+            Step::Die if self.alive => {
+                self.alive = false;
+                self.running = None;
+                Input::Ended(exit())
+            }
+            Step::Ring(which) if !self.timers.is_empty() => {
+                let timer = self.timers.remove(which % self.timers.len());
+                Input::Elapsed(timer)
+            }
+            _ => return,
+        };
+        let effects = self.machine.on(input);
+        for effect in effects {
+            self.see(&effect);
+        }
+    }
+
+    fn see(&mut self, effect: &Effect) {
+        match effect {
+            Effect::Launch { .. } => {
+                assert!(!self.launching && !self.alive, "one life at a time");
+                assert!(!self.closed && !self.closing, "nothing starts after close");
+                assert_eq!(
+                    self.exits, self.lives,
+                    "the exit of each life is told before the next launch"
+                );
+                self.launching = true;
+            }
+            Effect::Send { cell, request, .. } => {
+                assert!(self.alive, "a cell is sent to a life that is there");
+                assert!(self.running.is_none(), "one cell at a time");
+                assert!(self.open.contains(request), "a cell that has been settled is not sent");
+                let times = self.cells.get_mut(request).unwrap();
+                *times += 1;
+                assert_eq!(*times, 1, "no cell runs twice");
+                self.running = Some(*cell);
+            }
+            Effect::Exited(_) => {
+                self.exits += 1;
+                assert!(self.exits <= self.lives, "one exit per life");
+            }
+            Effect::Settle(request, _) => assert!(self.open.remove(request), "request {request} is settled once"),
+            Effect::Arm(timer, _) => self.timers.push(*timer),
+            Effect::CancelLaunch(_) => assert!(self.launching),
+            Effect::Interrupt(_) | Effect::ShutDown => assert!(self.alive),
+            // A launch that is being given up has no life to signal yet; whoever performs the effect sees that.
+            Effect::Signal(_) => assert!(self.alive || self.launching),
+            Effect::Disarm(_) | Effect::Started(_) => {}
+        }
+        self.closed |= self.machine.public_state() == PublicState::Closed;
+    }
+
+    /// Lets everything come to its end: nothing may be left waiting.
+    fn settle(&mut self) {
+        for _ in 0..1000 {
+            if self.launching {
+                self.take(&Step::Launched(2));
+            } else if self.running.is_some() {
+                self.take(&Step::Done {
+                    ok: true,
+                    interrupted: false,
+                });
+            } else if self.machine.public_state() == PublicState::Ending {
+                self.take(&Step::Die);
+            } else {
+                break;
+            }
+        }
+        assert_eq!(self.open, HashSet::new(), "every request is settled");
+        assert!(!self.closing || self.closed, "close closes");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn whatever_happens_every_request_is_settled_once_and_nothing_runs_twice(
+        steps in prop::collection::vec(step(), 0..80),
+        wait in any::<bool>(),
+        restart in any::<bool>(),
+    ) {
+        let stuck = if wait { Stuck::Wait } else { Stuck::End };
+        let mut world = World::new(stuck, if restart { Recovery::Restart } else { Recovery::None });
+        for step in &steps {
+            world.take(step);
+        }
+        world.settle();
+    }
+}

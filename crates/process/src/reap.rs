@@ -1,0 +1,101 @@
+//! Taking a child's end in two phases: first its status is read and the zombie kept, then, when nobody will signal the pid
+//! any more, it is reaped. Between the two the pid cannot be reused.
+
+use std::io;
+use std::os::fd::AsRawFd;
+
+use crate::pidfd::Pidfd;
+use crate::usage::ResourceUsage;
+
+/// What the operating system says of an end, or why nobody could say it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ExitStatus {
+    Exited { code: i32 },
+    Signaled { number: i32, core_dumped: bool },
+    Unknown { why: String },
+}
+
+impl ExitStatus {
+    /// Decodes a status as `waitpid` reports it.
+    pub fn from_wait(status: i32) -> Self {
+        if libc::WIFSIGNALED(status) {
+            Self::Signaled {
+                number: libc::WTERMSIG(status),
+                core_dumped: libc::WCOREDUMP(status),
+            }
+        } else {
+            Self::Exited {
+                code: libc::WEXITSTATUS(status),
+            }
+        }
+    }
+}
+
+/// Reads the status of an own child that has ended and keeps the zombie. `Ok(None)`: it is still running.
+pub fn peek(child: &Pidfd) -> io::Result<Option<ExitStatus>> {
+    wait(child, libc::WEXITED | libc::WNOHANG | libc::WNOWAIT).map(|end| end.map(|(status, _)| status))
+}
+
+/// Reaps an own child that has ended; its pid is free from here on. `Ok(None)`: it is still running.
+///
+/// Linux counts the memory of the process that spawned a child into the child's largest resident size, because the child
+/// shared it until its `exec`. `inherited_peak`, the host's own peak at the spawn, tells whether the figure is the child's.
+pub fn reap(child: &Pidfd, inherited_peak: u64) -> io::Result<Option<ResourceUsage>> {
+    let end = wait(child, libc::WEXITED | libc::WNOHANG)?;
+    Ok(end.map(|(_, usage)| ResourceUsage {
+        max_rss_bytes: usage.max_rss_bytes.filter(|peak| *peak > inherited_peak),
+        ..usage
+    }))
+}
+
+/// Reads the status of somebody else's child that has ended and is kept as a zombie, from procfs.
+///
+/// Only while its reaper is known to keep it: otherwise the pid may be another's. `None` also when procfs hides it.
+pub fn read_held_zombie(pid: i32) -> Option<ExitStatus> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The command name, in parentheses, may hold anything, also spaces and parentheses.
+    let fields: Vec<&str> = stat.get(stat.rfind(')')? + 2..)?.split_ascii_whitespace().collect();
+    if *fields.first()? != "Z" {
+        return None;
+    }
+    // Field 52 of proc(5), `exit_code`; the list begins at field 3.
+    Some(ExitStatus::from_wait(fields.get(49)?.parse().ok()?))
+}
+
+fn wait(child: &Pidfd, options: i32) -> io::Result<Option<(ExitStatus, ResourceUsage)>> {
+    // SAFETY: both are plain C structures for which all-zero is a valid value.
+    let (mut info, mut usage): (libc::siginfo_t, libc::rusage) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+    loop {
+        // SAFETY: the raw call, because glibc's wrapper has no rusage; all pointers are valid for the call.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_waitid,
+                libc::P_PIDFD,
+                child.as_raw_fd(),
+                &raw mut info,
+                options,
+                &raw mut usage,
+            )
+        };
+        if result == 0 {
+            break;
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+    // SAFETY: `waitid` filled the SIGCHLD fields in, or left them zero when there was nothing to report.
+    let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
+    if pid == 0 {
+        return Ok(None);
+    }
+    let status = match info.si_code {
+        libc::CLD_EXITED => ExitStatus::Exited { code: status },
+        code => ExitStatus::Signaled {
+            number: status,
+            core_dumped: code == libc::CLD_DUMPED,
+        },
+    };
+    Ok(Some((status, ResourceUsage::from(&usage))))
+}

@@ -1,0 +1,35 @@
+//! The last steps of every end: the rest of the process group is killed, and its absence confirmed.
+//!
+//! The polite steps before (a shutdown frame, an interrupt, the grace time) belong to whoever knows what the process does.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use crate::pidfd::Pidfd;
+
+/// Kills the whole process group. `held`: see [`Pidfd::signal_group`].
+pub fn kill_group(leader: &Pidfd, held: bool) -> io::Result<bool> {
+    leader.signal_group(libc::SIGKILL, held)
+}
+
+/// Waits until nothing is left of the process group of a leader that has been reaped. False: something is left at the
+/// deadline (in an uninterruptible system call, say).
+///
+/// A process that SIGKILL has reached is gone within a few scheduler ticks, so the steps are short and the first look
+/// comes before any wait. Signal 0 asks only whether the group exists: nothing is ever hit by it.
+pub async fn confirm_group_gone(leader: &Pidfd, limit: Duration) -> bool {
+    const STEP: Duration = Duration::from_millis(1);
+    let deadline = Instant::now() + limit;
+    loop {
+        // Where the kernel cannot ask through the pidfd, and the leader is reaped, nobody can be asked: not found.
+        if !leader.signal_group(0, false).unwrap_or(false) {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+        sleep(STEP).await;
+    }
+}

@@ -1,0 +1,101 @@
+//! What a process has used, at its end and while it lives.
+
+use std::fs;
+use std::io;
+
+/// What a process and the children it waited for have used, told at its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ResourceUsage {
+    /// Largest resident size, in bytes, of the process or of one of those children; `None` where Linux does not know it (see
+    /// [`crate::reap::reap`]).
+    pub max_rss_bytes: Option<u64>,
+    pub user_ms: u64,
+    pub system_ms: u64,
+}
+
+impl From<&libc::rusage> for ResourceUsage {
+    fn from(usage: &libc::rusage) -> Self {
+        let ms = |time: libc::timeval| u64::try_from(time.tv_sec * 1000 + time.tv_usec / 1000).unwrap_or(0);
+        Self {
+            // Linux counts in KiB.
+            max_rss_bytes: u64::try_from(usage.ru_maxrss).ok().map(|kib| kib * 1024),
+            user_ms: ms(usage.ru_utime),
+            system_ms: ms(usage.ru_stime),
+        }
+    }
+}
+
+/// What a living process uses, read from procfs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LiveUsage {
+    pub rss_bytes: u64,
+    /// Proportional set size: memory shared with others counts by its share.
+    pub pss_bytes: u64,
+    /// User and system time so far.
+    pub cpu_ms: u64,
+    pub threads: u32,
+    /// Processes in its process group, itself included.
+    pub processes: u32,
+}
+
+/// Reads the usage of a process. The caller makes sure that the pid is not reused meanwhile.
+pub fn live(pid: i32) -> io::Result<LiveUsage> {
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+    let bytes = |key: &str| {
+        let line = rollup.lines().find_map(|line| line.strip_prefix(key));
+        line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok())
+            .unwrap_or(0)
+            * 1024
+    };
+    let stat = Stat::read(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
+    let mut processes = 0;
+    for entry in fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let member = name.to_str().and_then(|name| name.parse().ok()).and_then(Stat::read);
+        processes += u32::from(member.is_some_and(|member| member.process_group == pid));
+    }
+    Ok(LiveUsage {
+        rss_bytes: bytes("Rss:"),
+        pss_bytes: bytes("Pss:"),
+        cpu_ms: stat.cpu_ticks * 1000 / ticks_per_second(),
+        threads: stat.threads,
+        processes,
+    })
+}
+
+/// The largest resident size so far of this very process.
+pub fn own_peak() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    peak.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok())
+        .unwrap_or(0)
+        * 1024
+}
+
+struct Stat {
+    process_group: i32,
+    cpu_ticks: u64,
+    threads: u32,
+}
+
+impl Stat {
+    fn read(pid: i32) -> Option<Self> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let fields: Vec<&str> = stat.get(stat.rfind(')')? + 2..)?.split_ascii_whitespace().collect();
+        // Numbered as in proc(5), where the list after the command name begins at field 3.
+        let field = |number: usize| fields.get(number - 3);
+        Some(Self {
+            process_group: field(5)?.parse().ok()?,
+            cpu_ticks: field(14)?.parse::<u64>().ok()? + field(15)?.parse::<u64>().ok()?,
+            threads: field(20)?.parse().ok()?,
+        })
+    }
+}
+
+fn ticks_per_second() -> u64 {
+    // SAFETY: no arguments beyond an integer.
+    u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) })
+        .ok()
+        .filter(|ticks| *ticks > 0)
+        .unwrap_or(100)
+}

@@ -1,0 +1,132 @@
+"""Makes a forked process what a newly started interpreter would be, before any code of its own runs.
+
+Owns: everything of the template that a life must not inherit. Must not know: frames, cells, how the fork was asked for.
+"""
+
+import _signal
+import os
+import sys
+
+_STANDARD = range(1, 7)
+_LOCALE_VARIABLES = ("LC_ALL", "LC_CTYPE", "LANG")
+
+
+def lead_session():
+    os.setsid()
+
+
+def place_descriptors(descriptors):
+    """Moves the six wires to the numbers they have in a spawned life, and closes all others."""
+    import fcntl
+
+    # Out of the way first: the numbers that they came with may be the numbers that others have to get.
+    parked = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 32) for fd in descriptors]
+    for fd, number in zip(parked, _STANDARD, strict=True):
+        os.dup2(fd, number, inheritable=number < 3)
+    os.closerange(7, max(os.sysconf("SC_OPEN_MAX"), 1 << 16))
+
+
+def arm_lifeline(fd):
+    """The end of this pipe kills our process group, whatever the interpreter is doing. Exits if it has ended before."""
+    import fcntl
+    import select
+
+    fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpid())
+    fcntl.fcntl(fd, 10, _signal.SIGKILL)  # F_SETSIG
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(fd, 0)
+    if any(event & select.POLLHUP for _, event in poll.poll(0)):
+        os._exit(1)
+
+
+def reset_signals():
+    """As the interpreter finds them: SIGPIPE and SIGXFSZ ignored, all others at their default.
+
+    SIGINT keeps the template's handler, which does nothing, until the life has its own.
+    """
+    _signal.set_wakeup_fd(-1)
+    ignored = {_signal.SIGPIPE, _signal.SIGXFSZ}
+    for number in range(1, _signal.NSIG):
+        handler = _signal.getsignal(number)
+        if number == _signal.SIGINT:
+            continue
+        if handler is not None and (handler == _signal.SIG_IGN) != (number in ignored):
+            _signal.signal(number, _signal.SIG_IGN if number in ignored else _signal.SIG_DFL)
+        elif callable(handler):
+            _signal.signal(number, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+
+
+def take_environment(wanted):
+    """Exactly these variables, in `os.environ` and in the C library."""
+    environ = os.environ
+    locale_before = [environ.get(name) for name in _LOCALE_VARIABLES]
+    for name in [name for name in environ if name not in wanted]:
+        del environ[name]
+    for name, value in wanted.items():
+        if environ.get(name) != value:
+            environ[name] = value
+    import time
+
+    time.tzset()
+    if locale_before != [environ.get(name) for name in _LOCALE_VARIABLES]:
+        _take_locale()
+
+
+def _take_locale():
+    import _locale
+
+    try:
+        found = _locale.setlocale(_locale.LC_CTYPE, "")
+        if found in ("C", "POSIX") and not os.environ.get("LC_ALL"):
+            # What the interpreter does at its start (PEP 538).
+            _locale.setlocale(_locale.LC_CTYPE, "C.UTF-8")
+    except _locale.Error:
+        pass
+
+
+def forget_randomness():
+    """Random numbers and names that are drawn from here on are this life's own. `random` has reseeded itself."""
+    modules = sys.modules
+    numpy_random = modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    tempfile = modules.get("tempfile")
+    if tempfile is not None:
+        tempfile.tempdir = None
+        tempfile._name_sequence = None
+    uuid = modules.get("uuid")
+    if uuid is not None:
+        uuid._last_timestamp = None
+
+
+def forget_processes():
+    """What multiprocessing remembers of the process it was imported in."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is None:
+        return
+    process._children.clear()
+    process._current_process._config["authkey"] = process.AuthenticationString(os.urandom(32))
+    forget_folder()
+
+
+def forget_folder():
+    """To be called again when the working directory has been changed."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        try:
+            process.ORIGINAL_DIR = os.getcwd()
+        except OSError:
+            process.ORIGINAL_DIR = None
+
+
+def become(descriptors, environment):
+    """All of it, in the order in which the parts need each other."""
+    lead_session()
+    place_descriptors(descriptors)
+    arm_lifeline(6)
+    reset_signals()
+    take_environment(environment)
+    forget_randomness()
+    forget_processes()

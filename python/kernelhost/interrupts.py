@@ -1,0 +1,165 @@
+"""SIGINT: which cell it is meant for, and where in our stack it may become an exception.
+
+Owns: the handler, the `interrupts` pipe, and the marks that say which frames are user code.
+Must not know: what a cell is.
+
+| where the main thread is when SIGINT comes              | what happens                                           |
+| ------------------------------------------------------- | ------------------------------------------------------ |
+| no cell runs                                            | nothing; an id of a cell still to come is remembered   |
+| the pipe names other cells only                         | nothing                                                |
+| inside a frame that was called through a *gate*         | KeyboardInterrupt                                      |
+| the event loop waits for the cell, no user frame inside | the cell's task is cancelled                           |
+| inside a *wall*, or in our own code between gates       | kept, and raised when the next gate is entered         |
+
+The decision is taken from the frames of the stack, not from a flag: there is no instant at which a flag lags behind.
+"""
+
+import _signal
+import os
+import time
+
+GATES = set()
+WALLS = set()
+DRIVERS = set()
+
+_ELSEWHERE, _HOST = 1, 2
+_HELD, _USER, _WAITING = range(3)
+
+# Frames of these packages do not count as user code inside the event loop.
+_MACHINERY = ("asyncio", "selectors", "IPython", "kernelhost", "traitlets")
+
+# The host sends one SIGINT per id. When one handler call has read several ids, the other signals are still to come;
+# they follow the ids within microseconds, or milliseconds on a machine under load.
+_SURPLUS_SECONDS = 1.0
+
+
+def gate(function):
+    """Marks a function whose callees are user code. It does nothing but call them."""
+    GATES.add(function.__code__)
+    return function
+
+
+def wall(function):
+    """Marks a function that no interrupt may leave half done."""
+    WALLS.add(function.__code__)
+    return function
+
+
+def driver(function):
+    """Marks the function that runs the event loop for a cell."""
+    DRIVERS.add(function.__code__)
+    return function
+
+
+def _place(frame):
+    inner = user = False
+    while frame is not None:
+        code = frame.f_code
+        if code in WALLS:
+            return _HELD
+        if code in GATES:
+            return _USER if inner else _HELD
+        if code in DRIVERS:
+            return _USER if user else _WAITING
+        if not user:
+            name = frame.f_globals.get("__name__")
+            user = not isinstance(name, str) or name.partition(".")[0] not in _MACHINERY
+        inner = True
+        frame = frame.f_back
+    return _HELD
+
+
+class Interrupts:
+    """The interrupts of one life."""
+
+    def __init__(self, fd):
+        self.fd = fd
+        os.set_blocking(fd, False)
+        self.cell = 0
+        self.early = 0
+        self.pending = 0
+        self.struck = False
+        self.by_host = False
+        self.cancel = None
+        self.surplus = 0
+        self.surplus_until = 0.0
+        self.user_handler = None
+        # One bound method, so that it can be recognised by identity.
+        self.handler = self._on_sigint
+        _signal.signal(_signal.SIGINT, self.handler)
+
+    def begin(self, cell):
+        """A cell starts. Order matters: an interrupt that comes between the lines must set `pending`, and it stays."""
+        self.struck = False
+        self.by_host = False
+        self.cell = cell
+        if self.early == cell:
+            self.pending = _HOST
+        if self.user_handler is not None:
+            _signal.signal(_signal.SIGINT, self.user_handler)
+            self.user_handler = None
+
+    def end(self):
+        """A cell has ended; what came too late for it is dropped."""
+        self.cell = 0
+        self.pending = 0
+        self.cancel = None
+        installed = _signal.getsignal(_signal.SIGINT)
+        if installed is not self.handler:
+            # Between cells SIGINT must do nothing, so the cell's own handler rests until the next one.
+            _signal.signal(_signal.SIGINT, self.handler)
+            if callable(installed) and installed is not _signal.default_int_handler:
+                self.user_handler = installed
+
+    def check(self):
+        """Raises what was kept. Called where user code is about to go on."""
+        pending = self.pending
+        if pending:
+            self.pending = 0
+            self.strike(pending)
+            raise KeyboardInterrupt
+
+    def strike(self, origin):
+        self.struck = True
+        if origin == _HOST:
+            self.by_host = True
+
+    def _arrived(self):
+        ids = []
+        while True:
+            try:
+                data = os.read(self.fd, 4096)
+            except OSError:
+                return ids
+            ids += [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data) - 7, 8)]
+            if len(data) < 4096:
+                return ids
+
+    def _on_sigint(self, _signum, frame):
+        ids = self._arrived()
+        cell = self.cell
+        if ids:
+            if len(ids) > 1:
+                self.surplus = len(ids) - 1
+                self.surplus_until = time.monotonic() + _SURPLUS_SECONDS
+            if not cell or cell not in ids:
+                self.early = max(ids)
+                return
+            origin = _HOST
+        else:
+            if self.surplus:
+                self.surplus -= 1
+                if time.monotonic() < self.surplus_until:
+                    return
+                self.surplus = 0
+            if not cell:
+                return
+            origin = _ELSEWHERE
+        place = _place(frame)
+        if place == _USER:
+            self.strike(origin)
+            raise KeyboardInterrupt
+        if place == _WAITING and self.cancel is not None:
+            self.cancel(origin)
+        elif origin > self.pending:
+            self.pending = origin

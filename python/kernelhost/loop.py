@@ -1,0 +1,178 @@
+"""The event loop that all cells of a life share.
+
+Owns: the loop, what `asyncio` answers in cells that do not run inside it, and the wait between cells while tasks go on.
+Must not know: frames, shells.
+"""
+
+import _signal
+import os
+import sys
+from _thread import get_ident
+
+from .arrivals import when
+from .interrupts import driver
+from .searchpath import without_user_paths
+
+# A cell whose loop is stopped again and again from outside makes no progress.
+_FUTILE_ROUNDS = 1000
+
+
+class Loop:
+    """The persistent loop of a life; it exists from its first need on."""
+
+    def __init__(self, interrupts):
+        self.interrupts = interrupts
+        self.pid = os.getpid()
+        self.main = get_ident()
+        self.current = None
+        self.chosen = None
+        self.originals = {}
+        when("asyncio", self._adopt_asyncio)
+
+    def get(self):
+        """The loop, made when there is none and replaced when a cell has closed it."""
+        loop = self.current
+        if loop is None or loop.is_closed():
+            with without_user_paths():
+                import asyncio
+            loop = self.current = asyncio.new_event_loop()
+            self._show_to_policy()
+        return loop
+
+    def _show_to_policy(self):
+        if self.chosen is None and "set_event_loop" in self.originals:
+            self.originals["set_event_loop"](self.current)
+
+    # asyncio in cells that run outside the loop
+
+    def _is_for_us(self):
+        return get_ident() == self.main and os.getpid() == self.pid
+
+    def _adopt_asyncio(self, asyncio):
+        """Code of a cell finds the shared loop where an asyncio program would find a running one."""
+        from functools import wraps
+
+        events, tasks = asyncio.events, asyncio.tasks
+        get_event_loop, set_event_loop = events.get_event_loop, events.set_event_loop
+        create_task, ensure_future = tasks.create_task, tasks.ensure_future
+        running = events._get_running_loop
+        self.originals = {"set_event_loop": set_event_loop}
+
+        @wraps(get_event_loop)
+        def get_event_loop_in_cell():
+            if running() is None and self._is_for_us():
+                chosen = self.chosen
+                if chosen is None or chosen.is_closed():
+                    self.chosen = None
+                    loop = self.get()
+                    self._show_to_policy()
+                    return loop
+            return get_event_loop()
+
+        @wraps(set_event_loop)
+        def set_event_loop_in_cell(loop):
+            set_event_loop(loop)
+            if self._is_for_us():
+                self.chosen = None if loop is self.current else loop
+
+        @wraps(create_task)
+        def create_task_in_cell(coro, **options):
+            if running() is None and self._is_for_us():
+                return get_event_loop_in_cell().create_task(coro, **options)
+            return create_task(coro, **options)
+
+        @wraps(ensure_future)
+        def ensure_future_in_cell(coro_or_future, *, loop=None):
+            if loop is None and running() is None and self._is_for_us():
+                loop = getattr(coro_or_future, "get_loop", get_event_loop_in_cell)()
+            return ensure_future(coro_or_future, loop=loop)
+
+        for name, old, new in (
+            ("get_event_loop", get_event_loop, get_event_loop_in_cell),
+            ("set_event_loop", set_event_loop, set_event_loop_in_cell),
+            ("create_task", create_task, create_task_in_cell),
+            ("ensure_future", ensure_future, ensure_future_in_cell),
+        ):
+            for module in (asyncio, events, tasks):
+                if getattr(module, name, None) is old:
+                    setattr(module, name, new)
+
+    # Cells that run inside the loop
+
+    @driver
+    def drive(self, coroutine):
+        """Runs a coroutine as a task of the loop, to its end, whatever other tasks and interrupts do meanwhile."""
+        loop = self.get()
+        if loop.is_running():
+            coroutine.close()
+            raise RuntimeError("a cell with await cannot run inside a running event loop")
+        self._show_to_policy()
+        task = loop.create_task(coroutine)
+        strike = self.interrupts.strike
+
+        def cancel(origin):
+            def in_loop():
+                if task.cancel():
+                    strike(origin)
+
+            loop.call_soon_threadsafe(in_loop)
+
+        self.interrupts.cancel = cancel
+        if self.interrupts.pending:
+            cancel(self.interrupts.pending)
+            self.interrupts.pending = 0
+        futile = 0
+        # A signal that comes just before the loop starts to wait has to end that wait.
+        waker = getattr(loop, "_csock", None)
+        before = _signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False) if waker is not None else -1
+        try:
+            while not task.done():
+                try:
+                    loop.run_until_complete(task)
+                except KeyboardInterrupt:
+                    # It was raised in the code of some task; the cell waits for others still.
+                    task.cancel()
+                except BaseException:
+                    # loop.stop(), or another task's SystemExit. The cell's own exception is taken from its task.
+                    futile += 1
+                    if futile > _FUTILE_ROUNDS or loop.is_closed() or os.getpid() != self.pid:
+                        raise
+        finally:
+            self.interrupts.cancel = None
+            if waker is not None:
+                _signal.set_wakeup_fd(before)
+        return task.result()
+
+    # Between cells
+
+    def has_work(self):
+        """Whether anything in the loop could want to run before the next cell."""
+        loop = self.current
+        if loop is None or loop.is_closed():
+            return False
+        try:
+            if loop._ready or loop._scheduled or len(loop._selector.get_map()) > 1:
+                return True
+        except (AttributeError, RuntimeError, TypeError):
+            return True
+        return bool(sys.modules["asyncio"].all_tasks(loop))
+
+    def wait_readable(self, fd):
+        """Runs the loop until the descriptor has something to read, or until there is nothing more to run."""
+        loop = self.current
+        arrived = False
+
+        def stop():
+            nonlocal arrived
+            arrived = True
+            loop.stop()
+
+        while not arrived and not loop.is_closed():
+            loop.add_reader(fd, stop)
+            try:
+                loop.run_forever()
+            finally:
+                if not loop.is_closed():
+                    loop.remove_reader(fd)
+            if os.getpid() != self.pid:
+                return

@@ -1,0 +1,177 @@
+"""What a life tells the host: displays, values and the ends of cells, in their right order with what is printed.
+
+Owns: the writing side of `requests`, the `calls` wire, barriers, and the value that waits for the end of its cell.
+Must not know: how code is run or formatted.
+"""
+
+import os
+from _thread import RLock, get_ident
+
+from . import wires
+from .interrupts import wall
+
+# What is left of a text that would not fit into a frame.
+HEAD_CHARACTERS = 1_000_000
+ERROR_CHARACTERS = 100_000
+ERROR_ENTRIES = 200
+
+
+def cut_text(text, keep=HEAD_CHARACTERS):
+    if len(text) <= keep:
+        return text
+    return f"{text[:keep]}… [{len(text) - keep} characters cut]"
+
+
+def cut_bundle(bundle):
+    """A bundle that surely fits into a frame."""
+    data = bundle["data"]
+    text = data.get("text/plain")
+    if not isinstance(text, str):
+        sizes = ", ".join(f"{mime} of {len(each)}" for mime, each in data.items() if hasattr(each, "__len__"))
+        text = f"[cut: {sizes} characters are too many to be sent]"
+    return {"data": {"text/plain": cut_text(text)}, "metadata": {}}
+
+
+def cut_error(error):
+    """An error that surely fits into a frame."""
+    lines = [cut_text(line, ERROR_CHARACTERS) for line in error["traceback"]]
+    if len(lines) > ERROR_ENTRIES:
+        half = ERROR_ENTRIES // 2
+        lines = [*lines[:half], f"… [{len(lines) - 2 * half} entries cut]", *lines[-half:]]
+    value = cut_text(error["value"], ERROR_CHARACTERS)
+    return {"name": cut_text(error["name"], ERROR_CHARACTERS), "value": value, "traceback": lines}
+
+
+def bundle_payload(extra, data, metadata):
+    """The payload of a frame that holds a MIME bundle, cut or explained where it cannot be sent as it is."""
+    try:
+        return wires.payload_of({"data": data, "metadata": metadata, **extra})
+    except wires.TooLarge:
+        return wires.payload_of({**cut_bundle({"data": data}), **extra})
+
+
+class Outbox:
+    """Frames of one life to its host. Used from any thread; a forked child of the life uses it in vain."""
+
+    def __init__(self, requests, calls, interrupts):
+        self.pid = os.getpid()
+        self.main = get_ident()
+        self.requests = requests
+        self.calls = calls
+        self.interrupts = interrupts
+        self.lock = RLock()
+        self.barrier = 0
+        self.cell = 0
+        self.value = None
+
+    # What cells cause
+
+    def display(self, data, metadata=None, display_id=None, update=False):
+        extra = {"displayId": display_id, "update": bool(update)}
+        self._show(wires.DISPLAY, bundle_payload(extra, data, metadata or {}))
+
+    def clear(self, wait=False):
+        self._show(wires.CLEAR, wires.payload_of({"wait": bool(wait)}))
+
+    def keep_value(self, data, metadata, at_once=False):
+        """The value of the cell's last expression: it travels with `done` unless something else comes first."""
+        if get_ident() != self.main or os.getpid() != self.pid or not self.cell:
+            at_once = True
+        if at_once:
+            self._show(wires.VALUE, bundle_payload({}, data, metadata))
+        else:
+            self._flush_value()
+            self.value = {"data": data, "metadata": metadata}
+
+    def _flush_value(self):
+        value, self.value = self.value, None
+        if value is not None:
+            self._send_and_wait(wires.VALUE, bundle_payload({}, value["data"], value["metadata"]))
+
+    def _show(self, kind, payload):
+        if os.getpid() != self.pid:
+            # A forked child has no host. What it displays is dropped; what it prints is not.
+            return
+        self._flush_value()
+        self._send_and_wait(kind, payload)
+
+    def _send_and_wait(self, kind, payload):
+        barrier = self._send_with_barrier(kind, payload)
+        self.await_barrier(barrier)
+        if get_ident() == self.main:
+            self.interrupts.check()
+
+    @wall
+    def _send_with_barrier(self, kind, payload):
+        with self.lock:
+            self.requests.send(wires.frame(kind, self.cell, payload))
+            self.barrier += 1
+            self.calls.send(wires.frame(wires.BARRIER, self.barrier))
+            return self.barrier
+
+    def await_barrier(self, barrier):
+        """Waits for the host's answer. An interrupt may end the wait; the answer is then passed over later."""
+        import select
+
+        poll = select.poll()
+        poll.register(self.calls.fd, select.POLLIN)
+        while not self._passed(barrier):
+            poll.poll(200)
+
+    @wall
+    def _passed(self, barrier):
+        import select
+
+        with self.lock:
+            while self.passed < barrier:
+                found = self.calls.buffer.next_frame()
+                if found is not None:
+                    self.passed = found[1]
+                    continue
+                poll = select.poll()
+                poll.register(self.calls.fd, select.POLLIN)
+                if not poll.poll(0):
+                    return False
+                if not self.calls.fill():
+                    self.passed = 1 << 64
+            return True
+
+    passed = 0
+
+    # What the runtime says
+
+    @wall
+    def send(self, kind, number, thing):
+        with self.lock:
+            self.requests.send(wires.frame(kind, number, wires.payload_of(thing)))
+
+    def done(self, cell, outcome, interrupted):
+        value, self.value = self.value, None
+        answer = {
+            "status": "ok" if outcome.error is None else "error",
+            "executionCount": outcome.count,
+            "interrupted": interrupted,
+            "value": value,
+            "error": outcome.error,
+        }
+        try:
+            payload = wires.payload_of(answer)
+        except wires.TooLarge:
+            if value is not None:
+                answer["value"] = cut_bundle(value)
+            if outcome.error is not None:
+                answer["error"] = cut_error(outcome.error)
+            payload = wires.payload_of(answer)
+        with self.lock:
+            self.cell = 0
+            self.requests.send(wires.frame(wires.DONE, cell, payload))
+
+
+class Outcome:
+    """How a cell ended."""
+
+    __slots__ = ("count", "error")
+
+    def __init__(self, count, error=None):
+        self.count = count
+        self.error = error

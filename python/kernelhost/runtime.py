@@ -1,0 +1,252 @@
+"""One life: it starts, answers requests one after the other, and leaves.
+
+Owns: the start, the request loop, and every way out. Must not know: how code is run (shells), how a fork is made fresh.
+"""
+
+import faulthandler
+import os
+import sys
+
+from . import failures, searchpath, shells, wires
+from .interrupts import Interrupts
+from .loop import Loop
+from .outbox import Outbox
+from .output import install
+
+_COLD_WIRES = (3, 4, 5, 6)
+_FROM_HOST = frozenset((wires.CONFIGURE, wires.EXECUTE, wires.SHUTDOWN))
+
+
+class StartFailed(Exception):
+    """The life cannot begin. `error` is the protocol's object."""
+
+    def __init__(self, stage, error):
+        super().__init__(stage)
+        self.stage = stage
+        self.error = error
+
+
+def start_cold():
+    """A life in an interpreter of its own. Returns its exit code."""
+    requests, calls, interrupts, lifeline = _COLD_WIRES
+    for fd in _COLD_WIRES:
+        os.set_inheritable(fd, False)
+    return Life(requests, calls, interrupts, lifeline).live(None, None)
+
+
+def start_forked(fork):
+    """A life in a process that the template has forked and made fresh. Returns its exit code."""
+    shell = fork.shell
+    return Life(*_COLD_WIRES).live(fork.configuration, shell)
+
+
+def protocol_error(error):
+    os.write(2, f"kernelhost: the host does not keep to the protocol: {error}\n".encode())
+    os._exit(wires.PROTOCOL_ERROR_EXIT)
+
+
+class Life:
+    """See the module."""
+
+    def __init__(self, requests, calls, interrupts, lifeline):
+        self.pid = os.getpid()
+        self.descriptors = (requests, calls, interrupts, lifeline)
+        self.requests = wires.Wire(requests, _FROM_HOST)
+        self.calls = wires.Wire(calls, frozenset((wires.BARRIER_PASSED,)))
+        self.interrupts = Interrupts(interrupts)
+        self.outbox = Outbox(self.requests, self.calls, self.interrupts)
+        self.loop = Loop(self.interrupts)
+        self.shell = None
+        # The code of `exit(code)`, once a cell has called it.
+        self.leaving = None
+
+    # The start
+
+    def live(self, configuration, shell):
+        """From the configuration to the exit code."""
+        install()
+        faulthandler.enable(2)
+        try:
+            if configuration is None:
+                configuration = self._configuration()
+            try:
+                self._start(configuration, shell)
+            except StartFailed as failure:
+                self.outbox.send(wires.START_FAILED, 0, {"stage": failure.stage, "error": failure.error})
+                return 1
+            except Exception as error:
+                report = failures.report_of(error)
+                self.outbox.send(wires.START_FAILED, 0, {"stage": "python", "error": report})
+                return 1
+            del configuration, shell
+            self.outbox.send(wires.READY, 0, introduction(self.shell.name))
+            return self._serve()
+        except wires.ProtocolError as error:
+            protocol_error(error)
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(0)
+
+    def _configuration(self):
+        found = self.requests.receive()
+        if found is None:
+            os._exit(0)
+        kind, _, payload = found
+        if kind != wires.CONFIGURE:
+            raise wires.ProtocolError("the first frame is not a configuration")
+        return wires.object_of(payload)
+
+    def _start(self, configuration, shell):
+        if configuration.get("protocol") != wires.VERSION:
+            text = f"this side speaks protocol {wires.VERSION}, the host asked for {configuration.get('protocol')!r}"
+            raise StartFailed("protocol", {"name": "ProtocolError", "value": text, "traceback": []})
+        wanted = wires.field(configuration, "shell", str)
+        wires.field(configuration, "env", dict)
+        set_oom_score(configuration.get("oomScoreAdj"))
+        enter(configuration.get("cwd"))
+        if shell is None:
+            main = searchpath.new_main_module()
+            searchpath.as_interactive()
+            try:
+                shell = shells.make(wanted, main)
+            except Exception as error:
+                raise StartFailed("shell", failures.report_of(error)) from None
+        else:
+            searchpath.as_interactive()
+        self.shell = shell
+        shell.life = self
+        shell.refresh()
+        os.register_at_fork(after_in_child=self._after_fork_in_cell)
+        init = configuration.get("init")
+        if init:
+            outcome = shell.run(init, True)
+            self._leave_if_not_ours(outcome)
+            if outcome.error is not None:
+                raise StartFailed("init", outcome.error)
+
+    # Requests
+
+    def _serve(self):
+        receive = self._receive
+        while True:
+            found = receive()
+            if found is None:
+                # The host is gone: there is nobody to leave in good order for.
+                os._exit(0)
+            kind, number, payload = found
+            if kind == wires.EXECUTE:
+                self._execute(number, payload)
+                if self.leaving is not None:
+                    return self._exit_code(number)
+            elif kind == wires.SHUTDOWN:
+                return 0
+            else:
+                raise wires.ProtocolError("a second configuration")
+
+    def _receive(self):
+        while True:
+            found = self.requests.buffer.next_frame()
+            if found is not None:
+                return found
+            if self.loop.current is not None and self.loop.has_work():
+                try:
+                    self.loop.wait_readable(self.requests.fd)
+                except failures.LifeExit as leaving:
+                    self.leaving = leaving.code
+                    return wires.SHUTDOWN, 0, b""
+                except BaseException as error:
+                    if isinstance(error, Exception):
+                        failures.print_report(error)
+                    continue
+                if os.getpid() != self.pid:
+                    self._leave_if_not_ours(None)
+                if self.loop.current.is_closed():
+                    continue
+            if not self.requests.fill():
+                return None
+
+    def _execute(self, cell, payload):
+        request = wires.object_of(payload)
+        code = wires.field(request, "code", str)
+        silent = wires.field(request, "silent", bool)
+        outbox, interrupts = self.outbox, self.interrupts
+        outbox.cell = cell
+        interrupts.begin(cell)
+        outcome = self.shell.run(code, silent)
+        interrupts.end()
+        self._leave_if_not_ours(outcome)
+        if self.leaving is None:
+            outbox.done(cell, outcome, interrupts.by_host)
+
+    def _exit_code(self, cell):
+        code = self.leaving
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+        code &= 0xFF
+        self.outbox.send(wires.EXITING, cell, {"code": code})
+        return code
+
+    # Children of cells
+
+    def _leave_if_not_ours(self, outcome):
+        """What `os.fork()` in a cell left behind ends here: only one process may answer the host."""
+        if os.getpid() == self.pid:
+            return
+        code = 0
+        if outcome is not None and outcome.error is not None:
+            code = 1
+            if self.leaving is not None:
+                code = self.leaving if isinstance(self.leaving, int) else 1
+            else:
+                print("\n".join(outcome.error["traceback"]), file=sys.stderr)
+        os._exit(code & 0xFF)
+
+    def _after_fork_in_cell(self):
+        if os.getpid() == self.pid:
+            return
+        import _signal
+
+        for fd in self.descriptors:
+            try:
+                os.close(fd)
+            except OSError:
+                pass
+        if _signal.getsignal(_signal.SIGINT) is self.interrupts.handler:
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+        loop = self.loop.current
+        if loop is not None and not self.outbox.cell and loop.is_running():
+            loop.stop()
+
+
+def introduction(shell_name):
+    """What `ready` and `template-ready` have in common."""
+    return {
+        "protocol": wires.VERSION,
+        "pid": os.getpid(),
+        "python": sys.executable,
+        "pythonVersion": ".".join(map(str, sys.version_info[:3])),
+        "shell": shell_name,
+    }
+
+
+def set_oom_score(score):
+    if isinstance(score, int):
+        try:
+            fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+            try:
+                os.write(fd, str(score).encode())
+            finally:
+                os.close(fd)
+        except OSError:
+            pass
+
+
+def enter(cwd):
+    """Makes a folder the working directory; one that cannot be entered is a start failure that names it."""
+    if cwd is None:
+        return
+    try:
+        os.chdir(cwd)
+    except (OSError, ValueError) as error:
+        text = f"the working directory {cwd!r} cannot be entered: {getattr(error, 'strerror', None) or error}"
+        raise StartFailed("cwd", {"name": type(error).__name__, "value": text, "traceback": []}) from None

@@ -1,0 +1,30 @@
+"""The two ways to run a cell: with IPython where it can be imported, and without.
+
+A shell has `name`, `run(code, silent) -> Outcome` and `refresh()`, which a forked life calls once.
+Owns: the choice between them. Must not know: frames.
+"""
+
+from ..searchpath import without_user_paths
+
+
+def make(wanted, main):
+    """A shell of the wanted kind, whose cells run in the module `main`. `auto`: IPython where it can be imported."""
+    if wanted != "plain":
+        try:
+            return _ipython(main)
+        except ImportError:
+            if wanted == "ipython":
+                raise
+    from .plain import PlainShell
+
+    return PlainShell(main)
+
+
+def _ipython(main):
+    try:
+        with without_user_paths():
+            from .ipython import make_shell
+    except ImportError:
+        # IPython may be installed in a folder of PYTHONPATH.
+        from .ipython import make_shell
+    return make_shell(main)

@@ -1,0 +1,219 @@
+import os
+import random
+import signal
+import time
+
+import driver
+from kernel_case import KernelCase
+
+
+class Interrupts(KernelCase):
+    def interrupt_when(self, life, code, printed="go", **how):
+        life.start_cell(code)
+        life.wait_output(printed)
+        # What has been printed is read before the cell has come to its next line.
+        time.sleep(0.05)
+        life.interrupt(**how)
+        try:
+            return life.end_cell(deadline=3)
+        except TimeoutError:
+            # A signal that comes in the instant before a system call blocks ends nothing; so the host asks again.
+            life.interrupt(**how)
+            return life.end_cell(deadline=5)
+
+    def assert_interrupted(self, done):
+        self.assert_error(done, "KeyboardInterrupt")
+        self.assertTrue(done["interrupted"])
+
+    def test_an_interrupt_ends_sync_code(self):
+        for life in self.lives():
+            for body in ("time.sleep(60)", "while True: pass"):
+                self.assert_interrupted(self.interrupt_when(life, f"import time\nprint('go')\n{body}\n1"))
+            self.assert_alive(life)
+
+    def test_an_interrupt_ends_a_child_process_that_the_cell_waits_for(self):
+        for life in self.lives():
+            code = "import subprocess\nprint('go')\nsubprocess.run(['sleep', '60'])"
+            self.assert_interrupted(self.interrupt_when(life, code))
+            self.assert_alive(life)
+
+    def test_an_interrupt_cancels_a_cell_that_awaits(self):
+        code = """
+import asyncio
+seen = []
+async def inner():
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        seen.append('cancelled')
+        raise
+print('go')
+await inner()
+"""
+        for life in self.lives():
+            self.assert_interrupted(self.interrupt_when(life, code))
+            self.assertEqual(life.text("seen"), "['cancelled']")
+
+    def test_an_interrupt_in_one_of_many_tasks_ends_the_whole_gather(self):
+        code = """
+import asyncio, time
+ticks = []
+async def block(n):
+    for _ in range(600):
+        if not ticks: print('go', flush=True)
+        ticks.append(n)
+        time.sleep(0.1)
+        await asyncio.sleep(0)
+await asyncio.gather(*[block(n) for n in range(10)])
+"""
+        for life in self.lives():
+            self.assert_interrupted(self.interrupt_when(life, code))
+            before = life.text("len(ticks)")
+            life.run("await asyncio.sleep(0.3)")
+            self.assertEqual(life.text("len(ticks)"), before)
+
+    def test_interrupts_keep_working_when_the_cell_swallows_them(self):
+        sync = """
+import time
+count = 0
+while count < 3:
+    try:
+        print('go', count)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        count += 1
+count
+"""
+        awaiting = """
+import asyncio
+count = 0
+while count < 3:
+    try:
+        print('go', count)
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        count += 1
+count
+"""
+        for life in self.lives():
+            for code in (sync, awaiting):
+                life.start_cell(code)
+                for n in range(3):
+                    life.wait_output(f"go {n}")
+                    time.sleep(0.02)
+                    life.interrupt()
+                done = life.end_cell()
+                self.assert_ok(done)
+                self.assertTrue(done["interrupted"])
+                self.assertEqual(done["value"]["data"]["text/plain"], "3")
+
+    def test_an_interrupt_for_another_cell_is_ignored(self):
+        for life in self.lives():
+            life.start_cell("import time\nprint('go')\ntime.sleep(0.3)\n'done'")
+            life.wait_output("go")
+            for cell in (life.cell - 1, life.cell + 1000):
+                life.interrupt(cell)
+            done = life.end_cell()
+            self.assert_ok(done)
+            self.assertFalse(done["interrupted"])
+
+    def test_an_interrupt_that_overtakes_its_cell_is_kept_for_it(self):
+        for life in self.lives():
+            life.interrupt(life.cell + 1)
+            time.sleep(0.1)
+            self.assert_interrupted(life.run("import time\ntime.sleep(60)"))
+            self.assert_ok(life.run("1"))
+
+    def test_sigint_from_elsewhere_interrupts_a_cell_and_is_not_called_ours(self):
+        for life in self.lives():
+            life.start_cell("import time\nprint('go')\ntime.sleep(60)")
+            life.wait_output("go")
+            os.kill(life.pid, signal.SIGINT)
+            done = life.end_cell()
+            self.assert_error(done, "KeyboardInterrupt")
+            self.assertFalse(done["interrupted"])
+            self.assert_error(life.run("import os, signal\nos.kill(os.getpid(), signal.SIGINT)"), "KeyboardInterrupt")
+
+    def test_sigint_between_cells_does_nothing(self):
+        for life in self.lives():
+            for _ in range(20):
+                os.kill(life.pid, signal.SIGINT)
+                time.sleep(0.002)
+            life.run("import asyncio\nt = asyncio.create_task(asyncio.sleep(60))")
+            for _ in range(20):
+                os.kill(life.pid, signal.SIGINT)
+                time.sleep(0.002)
+            self.assertEqual(life.text("t.done()"), "False")
+            self.assertEqual(life.err, b"")
+
+    def test_a_thousand_rapid_interrupts_neither_kill_nor_desync(self):
+        draw = random.Random(4)
+        cells = ("1 + 1", "x = [i for i in range(200)]", "display(1); 2", "1/0", "print('a')\n3", "sum(range(2000))")
+        waiting = "await asyncio.sleep(0.001)"
+        for life in self.lives():
+            # An import that is interrupted half way leaves asyncio broken, here as in any Python.
+            self.assert_ok(life.run("import asyncio"))
+            for n in range(1000):
+                life.start_cell(waiting if n % 10 == 0 else draw.choice(cells))
+                until = time.perf_counter() + draw.random() * 0.0012
+                while time.perf_counter() < until:
+                    pass
+                life.interrupt(group=False)
+                done = life.end_cell()
+                if done["status"] == "error":
+                    self.assertIn(done["error"]["name"], ("KeyboardInterrupt", "ZeroDivisionError"))
+            self.assert_alive(life)
+            self.assertNotIn(b"Traceback", life.err)
+
+    def test_a_storm_from_elsewhere_neither_kills_nor_desyncs(self):
+        for life in self.lives(launches=("fork",)):
+            for n in range(150):
+                life.start_cell(("1 + 1", "print('a' * 100)", "1/0", "display(2); 3")[n % 4])
+                for _ in range(10):
+                    os.kill(life.pid, signal.SIGINT)
+                life.end_cell()
+            self.assert_alive(life)
+
+    def test_a_handler_that_a_cell_installs_works_in_cells_only(self):
+        for life in self.lives():
+            life.run("import signal\nhits = []\n_h = signal.signal(signal.SIGINT, lambda *a: hits.append(1))")
+            os.kill(life.pid, signal.SIGINT)
+            life.start_cell("import time\nprint('go')\nuntil = time.monotonic() + 10\nwhile not hits: time.sleep(0.01)")
+            life.wait_output("go")
+            os.kill(life.pid, signal.SIGINT)
+            self.assert_ok(life.end_cell())
+            self.assert_ok(life.run("signal.signal(signal.SIGINT, signal.SIG_DFL)"))
+            os.kill(life.pid, signal.SIGINT)
+            self.assert_alive(life)
+
+    def test_a_cell_that_waits_for_a_barrier_can_be_interrupted(self):
+        for life in self.lives():
+            life.hold_barriers = True
+            life.start_cell("display(1)\ndisplay(2)")
+            life.next(driver.DISPLAY)
+            time.sleep(0.05)
+            life.interrupt()
+            self.assert_interrupted(life.end_cell())
+            life.hold_barriers = False
+            life.wires.calls.sendall(driver.frame(driver.BARRIER_PASSED, life.barriers))
+            self.assert_ok(life.run("display(3)\ndisplay(4)"))
+            self.assertEqual(len(life.shown), 2)
+
+    def test_a_slow_repr_can_be_interrupted(self):
+        code = """
+import time
+class Slow:
+    def __repr__(self):
+        print('go')
+        time.sleep(60)
+Slow()
+"""
+        for life in self.lives():
+            self.assert_interrupted(self.interrupt_when(life, code))
+            self.assert_alive(life)
+
+    def test_signals_that_end_a_process_end_a_kernel(self):
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL):
+            for life in self.lives(shells=("plain",)):
+                os.kill(life.pid, number)
+                self.assertEqual(life.wait(), -number)

@@ -1,0 +1,112 @@
+// Private Python environments under .venv/, made with uv:
+//
+//   .venv/3.13-ipython   IPython and, where there is a wheel, numpy
+//   .venv/3.13-plain     nothing installed
+//   .venv/tools          ruff
+//   .venv/uv             uv itself, when PATH has none
+
+import { existsSync, rmSync } from 'node:fs';
+import { basename } from 'node:path';
+import { at, isDone, markDone, must, output, run, Stop, say } from './project.mjs';
+
+const RUFF = 'ruff>=0.17,<0.18';
+/** Raised when what is installed changes, so that environments made before are made again. */
+const RECIPE = '1';
+
+/** The interpreters to test with: KERNELHOST_TEST_PYTHONS (commas between), or the one python3. */
+export function testPythons() {
+  const listed = (process.env.KERNELHOST_TEST_PYTHONS ?? '').split(',').filter((python) => python !== '');
+  return (listed.length > 0 ? listed : ['python3']).map(describePython);
+}
+
+/** @returns {{ executable: string, version: string, newness: number }} */
+function describePython(python) {
+  const text = output(python, ['-c', 'import sys; print(sys.executable, *sys.version_info[:2])']);
+  const match = text?.match(/^(.+) (\d+) (\d+)$/);
+  if (!match) throw new Stop(`${python} is not a Python that can be run; tests need Python 3.10 or later.`);
+  const [, executable, major, minor] = match;
+  const newness = Number(major) * 1000 + Number(minor);
+  if (newness < 3010) throw new Stop(`${python} is Python ${major}.${minor}; tests need Python 3.10 or later.`);
+  return { executable, version: `${major}.${minor}`, newness };
+}
+
+/** Where the environments of an interpreter are. */
+export function environmentsOf({ version }) {
+  return {
+    ipython: at('.venv', `${version}-ipython`, 'bin', 'python'),
+    plain: at('.venv', `${version}-plain`, 'bin', 'python'),
+  };
+}
+
+export async function prepareEnvironments(pythons) {
+  for (const python of pythons) {
+    const { ipython, plain } = environmentsOf(python);
+    const input = `${RECIPE} ${python.executable}`;
+    const step = `python-${python.version}`;
+    if (isDone(step, input) && existsSync(ipython) && existsSync(plain)) continue;
+    say(`• Python ${python.version}: making test environments with and without IPython`);
+    const uv = await findUv();
+    await makeEnvironment(uv, python.executable, `${python.version}-plain`);
+    await makeEnvironment(uv, python.executable, `${python.version}-ipython`);
+    await must('Installing IPython', uv, [
+      'pip',
+      'install',
+      '--quiet',
+      '--compile-bytecode',
+      '--python',
+      ipython,
+      'ipython',
+    ]);
+    const numpy = [
+      'pip',
+      'install',
+      '--quiet',
+      '--compile-bytecode',
+      '--only-binary',
+      ':all:',
+      '--python',
+      ipython,
+      'numpy',
+    ];
+    if ((await run(uv, numpy, { quiet: true })) !== 0)
+      say(`  no numpy for Python ${python.version}: tests that need it are skipped`);
+    markDone(step, input);
+  }
+}
+
+/** The path of ruff, installed when it is missing. */
+export async function prepareRuff() {
+  const ruff = at('.venv', 'tools', 'bin', 'ruff');
+  if (!isDone('ruff', RUFF) || !existsSync(ruff)) {
+    say('• ruff: installing');
+    const uv = await findUv();
+    await makeEnvironment(uv, 'python3', 'tools');
+    await must('Installing ruff', uv, [
+      'pip',
+      'install',
+      '--quiet',
+      '--python',
+      at('.venv', 'tools', 'bin', 'python'),
+      RUFF,
+    ]);
+    markDone('ruff', RUFF);
+  }
+  return ruff;
+}
+
+async function makeEnvironment(uv, python, name) {
+  const folder = at('.venv', name);
+  rmSync(folder, { recursive: true, force: true });
+  await must(`Making .venv/${basename(folder)}`, uv, ['venv', '--quiet', '--no-project', '--python', python, folder]);
+}
+
+async function findUv() {
+  if (output('uv', ['--version']) !== null) return 'uv';
+  const uv = at('.venv', 'uv', 'bin', 'uv');
+  if (!existsSync(uv)) {
+    say('• uv: installing (there is none on PATH)');
+    await must('Making .venv/uv', 'python3', ['-m', 'venv', at('.venv', 'uv')]);
+    await must('Installing uv', at('.venv', 'uv', 'bin', 'pip'), ['install', '--quiet', 'uv']);
+  }
+  return uv;
+}

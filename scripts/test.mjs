@@ -1,0 +1,93 @@
+// `npm test [-- paths]`: sets up what is missing and runs every suite. All suites run; the summary says how each ended.
+//
+// | suite                              | newest Python of KERNELHOST_TEST_PYTHONS | every other one |
+// |------------------------------------|------------------------------------------|-----------------|
+// | Rust (nextest, or cargo test)      | once                                     | –               |
+// | __test__/{unit,cli}                | yes                                      | –               |
+// | __test__/integration               | all                                      | core*.test.ts   |
+// | python/tests (unittest)            | yes                                      | yes             |
+//
+// The whole suite on every version would take hours on two cores; what differs between versions is the runtime, and the
+// core files and the Python suite are about it. __test__/package has its own command, because it packs and installs.
+//
+// With paths, only these test files run, on the newest Python. KERNELHOST_TEST_PYTHON and KERNELHOST_TEST_PYTHON_PLAIN
+// tell the tests which interpreters to use.
+
+import { existsSync, readdirSync } from 'node:fs';
+import { join, relative } from 'node:path';
+import { at, main, node, output, root, run, say } from './project.mjs';
+import { environmentsOf, testPythons } from './python-environments.mjs';
+import { allSteps, setUp } from './set-up.mjs';
+
+const outcomes = [];
+
+main(async () => {
+  await setUp(allSteps);
+  const pythons = testPythons().sort((a, b) => b.newness - a.newness);
+  const [newest, ...others] = pythons;
+  const paths = process.argv.slice(2);
+  if (paths.length > 0) {
+    await nodeSuite('chosen files', paths, newest);
+    return summary();
+  }
+
+  if (output('cargo', ['nextest', '--version']) !== null) {
+    await suite('Rust', 'cargo', ['nextest', 'run', '--workspace', '--no-tests=pass'], pythonEnvironment(newest));
+  } else {
+    await suite('Rust', 'cargo', ['test', '--workspace', '--quiet'], pythonEnvironment(newest));
+  }
+  await nodeSuite(
+    'unit, cli',
+    ['unit', 'cli'].flatMap((folder) => testFiles(folder)),
+    newest,
+  );
+  await nodeSuite(`integration, Python ${newest.version}`, testFiles('integration'), newest);
+  await pythonSuite(newest);
+  for (const python of others) {
+    await nodeSuite(`core, Python ${python.version}`, testFiles('integration', /(^|\/)core[^/]*\.test\.ts$/), python);
+    await pythonSuite(python);
+  }
+  return summary();
+});
+
+function pythonEnvironment(python) {
+  const { ipython, plain } = environmentsOf(python);
+  return { KERNELHOST_TEST_PYTHON: ipython, KERNELHOST_TEST_PYTHON_PLAIN: plain };
+}
+
+async function nodeSuite(name, files, python) {
+  if (files.length === 0) return;
+  await suite(name, node, ['--test', '--test-reporter=spec', ...files], pythonEnvironment(python));
+}
+
+async function pythonSuite(python) {
+  if (!existsSync(at('python', 'tests'))) return;
+  const { ipython } = environmentsOf(python);
+  const args = ['-m', 'unittest', 'discover', '-s', 'python/tests', '-t', 'python'];
+  await suite(`Python ${python.version}`, ipython, args, pythonEnvironment(python));
+}
+
+async function suite(name, command, args, env) {
+  say(`\n— ${name} —`);
+  const started = performance.now();
+  const code = await run(command, args, { env });
+  outcomes.push({ name, code, seconds: (performance.now() - started) / 1000 });
+}
+
+function summary() {
+  say('');
+  for (const { name, code, seconds } of outcomes) {
+    say(`${code === 0 ? 'passed' : 'FAILED'}  ${name} (${seconds.toFixed(1)} s)`);
+  }
+  return outcomes.every(({ code }) => code === 0) ? 0 : 1;
+}
+
+function testFiles(folder, pattern = /\.test\.ts$/) {
+  const top = at('__test__', folder);
+  if (!existsSync(top)) return [];
+  return readdirSync(top, { recursive: true, withFileTypes: true })
+    .filter((entry) => entry.isFile())
+    .map((entry) => relative(root, join(entry.parentPath ?? entry.path, entry.name)))
+    .filter((file) => pattern.test(file))
+    .sort();
+}

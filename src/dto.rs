@@ -1,0 +1,330 @@
+//! What crosses to JavaScript: plain data, every field present, `null` for none, durations in milliseconds, bundles as JSON text.
+//!
+//! The names and their order are those of the core types; the generated `native.d.cts` is made from this file.
+
+use napi_derive::napi;
+
+#[napi(string_enum = "kebab-case")]
+pub enum LaunchMode {
+    Auto,
+    Fork,
+    Spawn,
+}
+
+#[napi(string_enum = "kebab-case")]
+pub enum ShellChoice {
+    Auto,
+    Ipython,
+    Plain,
+}
+
+#[napi(string_enum = "kebab-case")]
+pub enum Stuck {
+    End,
+    Wait,
+}
+
+#[napi(string_enum = "kebab-case")]
+pub enum Recovery {
+    Restart,
+    None,
+}
+
+#[napi(object, object_to_js = false)]
+pub struct EnvironmentVariable {
+    pub name: String,
+    pub value: String,
+}
+
+#[napi(object, object_to_js = false)]
+pub struct HostOptions {
+    /// The interpreter's path.
+    pub python: String,
+    pub launch: LaunchMode,
+    pub shell: ShellChoice,
+    pub preload: Vec<String>,
+    /// The folder that holds `boot.py`.
+    pub runtime_directory: String,
+}
+
+#[napi(object, object_to_js = false, use_nullable = true)]
+pub struct KernelOptions {
+    /// The name that messages use.
+    pub id: String,
+    pub cwd: Option<String>,
+    /// The exact environment.
+    pub environment: Vec<EnvironmentVariable>,
+    pub init: Option<String>,
+    pub start_timeout_ms: f64,
+    pub interrupt_grace_ms: f64,
+    pub stuck: Stuck,
+    pub max_output_bytes: f64,
+    pub oom_score_adj: Option<i32>,
+    pub recovery: Recovery,
+}
+
+#[napi(object, object_to_js = false, use_nullable = true)]
+pub struct CellRequest {
+    pub code: String,
+    pub silent: bool,
+    pub timeout_ms: Option<f64>,
+    pub max_output_bytes: Option<f64>,
+    /// Whether `cell-output` events are wanted.
+    pub stream: bool,
+}
+
+#[napi(string_enum = "kebab-case")]
+pub enum KernelState {
+    Absent,
+    Starting,
+    Idle,
+    Running,
+    Ending,
+    Closed,
+}
+
+#[napi(string_enum = "kebab-case")]
+pub enum LifeLaunch {
+    Fork,
+    Spawn,
+}
+
+#[napi(string_enum = "kebab-case")]
+pub enum LifeShell {
+    Ipython,
+    Plain,
+}
+
+#[napi(object, object_from_js = false, use_nullable = true)]
+pub struct Life {
+    pub pid: i32,
+    pub generation: u32,
+    pub launch: LifeLaunch,
+    pub launch_reason: Option<String>,
+    pub start_ms: f64,
+    pub python: String,
+    pub python_version: String,
+    pub shell: LifeShell,
+}
+
+#[napi(discriminant = "kind", discriminant_case = "kebab-case", object_from_js = false)]
+pub enum ExitStatus {
+    Exited {
+        code: i32,
+    },
+    Signaled {
+        signal: String,
+        number: i32,
+        core_dumped: bool,
+    },
+    Unknown {
+        why: String,
+    },
+}
+
+#[napi(string_enum = "kebab-case")]
+pub enum ExitCause {
+    ExitCall,
+    Crash,
+    ExternalSignal,
+    Close,
+    Restart,
+    Kill,
+    Timeout,
+    StartFailed,
+    ProtocolError,
+    Unknown,
+}
+
+#[napi(object, object_from_js = false, use_nullable = true)]
+pub struct ExitUsage {
+    /// Bytes; null where Linux does not know it: of a cold life that never needed more than the daemon had at its spawn.
+    pub max_rss_bytes: Option<f64>,
+    pub user_ms: f64,
+    pub system_ms: f64,
+}
+
+#[napi(object, object_from_js = false)]
+pub struct ExitCell {
+    pub code: String,
+    pub running_ms: f64,
+}
+
+#[napi(object, object_from_js = false, use_nullable = true)]
+pub struct ExitReason {
+    pub status: ExitStatus,
+    pub cause: ExitCause,
+    pub evidence: Vec<String>,
+    pub pid: i32,
+    pub generation: u32,
+    pub uptime_ms: f64,
+    pub usage: Option<ExitUsage>,
+    pub stderr_tail: String,
+    pub crash_traceback: Option<String>,
+    pub cell: Option<ExitCell>,
+    pub message: String,
+}
+
+#[napi(string_enum = "kebab-case")]
+pub enum OutputStream {
+    Stdout,
+    Stderr,
+}
+
+#[napi(
+    discriminant = "kind",
+    discriminant_case = "kebab-case",
+    object_from_js = false,
+    use_nullable = true
+)]
+pub enum Output {
+    Text {
+        stream: OutputStream,
+        text: String,
+    },
+    Display {
+        data_json: String,
+        metadata_json: String,
+        display_id: Option<String>,
+        update: bool,
+    },
+    Clear {
+        wait: bool,
+    },
+    Value {
+        data_json: String,
+        metadata_json: String,
+    },
+    Error {
+        name: String,
+        value: String,
+        traceback: Vec<String>,
+    },
+}
+
+#[napi(string_enum = "kebab-case")]
+pub enum CellStatus {
+    Ok,
+    Error,
+    Interrupted,
+    TimedOut,
+}
+
+#[napi(object, object_from_js = false, use_nullable = true)]
+pub struct Cell {
+    pub status: CellStatus,
+    pub stdout: String,
+    pub stderr: String,
+    pub missing_stdout_bytes: f64,
+    pub missing_stderr_bytes: f64,
+    pub outputs: Vec<Output>,
+    pub execution_count: u32,
+    pub duration_ms: f64,
+    pub life: Life,
+    pub recovered: Option<Recovered>,
+}
+
+#[napi(string_enum = "kebab-case")]
+pub enum RecoveredState {
+    Fresh,
+}
+
+#[napi(object, object_from_js = false)]
+pub struct Recovered {
+    pub exit: ExitReason,
+    pub state: RecoveredState,
+    pub lost_cells: u32,
+}
+
+#[napi(string_enum = "kebab-case")]
+pub enum TemplateState {
+    Ready,
+    Ended,
+}
+
+#[napi(object, object_from_js = false, use_nullable = true)]
+pub struct TemplateInfo {
+    pub pid: i32,
+    pub state: TemplateState,
+    pub python: String,
+    pub python_version: String,
+    pub preloaded: Vec<String>,
+    pub ready_ms: f64,
+    pub exit: Option<ExitReason>,
+}
+
+#[napi(object, object_from_js = false)]
+pub struct Usage {
+    pub rss_bytes: f64,
+    pub pss_bytes: f64,
+    pub cpu_ms: f64,
+    pub threads: u32,
+    pub processes: u32,
+}
+
+#[napi(object, object_from_js = false, use_nullable = true)]
+pub struct Failure {
+    /// `ERR_…`, as docs/errors.md lists them.
+    pub code: String,
+    pub message: String,
+    pub exit: Option<ExitReason>,
+    pub partial: Option<Cell>,
+    pub stderr_tail: String,
+}
+
+#[napi(discriminant = "kind", discriminant_case = "kebab-case", object_from_js = false)]
+#[expect(clippy::large_enum_variant, reason = "made once and converted at once")]
+pub enum Reply {
+    Done,
+    Life { life: Life },
+    Cell { cell: Cell },
+    Exit { exit: ExitReason },
+    Usage { usage: Usage },
+    Template { template: TemplateInfo },
+    Failed { failure: Failure },
+}
+
+#[napi(
+    discriminant = "kind",
+    discriminant_case = "kebab-case",
+    object_from_js = false,
+    use_nullable = true
+)]
+#[expect(clippy::large_enum_variant, reason = "made once and converted at once")]
+pub enum HostEvent {
+    Started {
+        kernel: u32,
+        life: Life,
+    },
+    Exited {
+        kernel: u32,
+        exit: ExitReason,
+    },
+    State {
+        kernel: u32,
+        state: KernelState,
+    },
+    /// While no cell runs.
+    Output {
+        kernel: u32,
+        output: Output,
+    },
+    /// `bytes` comes back by `credit`.
+    CellOutput {
+        request: u32,
+        output: Output,
+        bytes: u32,
+    },
+    Warning {
+        kernel: Option<u32>,
+        code: String,
+        message: String,
+    },
+    Template {
+        template: TemplateInfo,
+    },
+    Settled {
+        request: u32,
+        reply: Reply,
+    },
+}

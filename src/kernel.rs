@@ -1,0 +1,97 @@
+//! `NativeKernel`.
+
+use kernelhost_kernel::host::Kernel;
+use napi_derive::napi;
+
+use crate::convert::{from_ms, size};
+use crate::dto::{CellRequest, KernelState};
+
+/// A handle to one kernel of a host.
+#[napi]
+pub struct NativeKernel {
+    kernel: Kernel,
+}
+
+impl NativeKernel {
+    pub fn new(kernel: Kernel) -> Self {
+        Self { kernel }
+    }
+}
+
+#[napi]
+impl NativeKernel {
+    #[napi(catch_unwind)]
+    pub fn state(&self) -> KernelState {
+        self.kernel.state().into()
+    }
+
+    #[napi(catch_unwind, ts_return_type = "number | null")]
+    pub fn pid(&self) -> Option<i32> {
+        self.kernel.pid()
+    }
+
+    #[napi(catch_unwind)]
+    pub fn generation(&self) -> u32 {
+        self.kernel.generation()
+    }
+
+    /// Settles with `life`.
+    #[napi(catch_unwind)]
+    pub fn start(&self, request: u32) {
+        self.kernel.start(request);
+    }
+
+    /// Settles with `cell`.
+    #[napi(catch_unwind)]
+    pub fn execute(&self, request: u32, cell: CellRequest) {
+        self.kernel.execute(request, cell.into());
+    }
+
+    /// The caller of this start or execute no longer wants it: dropped if it has not begun, interrupted if it has.
+    #[napi(catch_unwind)]
+    pub fn cancel(&self, request: u32) {
+        self.kernel.cancel(request);
+    }
+
+    /// Settles with `done` once the running cell is over.
+    #[napi(catch_unwind)]
+    pub fn interrupt(&self, request: u32) {
+        self.kernel.interrupt(request);
+    }
+
+    /// Settles with `life`.
+    #[napi(catch_unwind)]
+    pub fn restart(&self, request: u32) {
+        self.kernel.restart(request);
+    }
+
+    /// Settles with `exit`.
+    #[napi(catch_unwind)]
+    pub fn kill(&self, request: u32, signal: i32) {
+        self.kernel.kill(request, signal);
+    }
+
+    /// Settles with `done`.
+    #[napi(catch_unwind)]
+    pub fn close(&self, request: u32, grace_ms: f64) {
+        self.kernel.close(request, from_ms(grace_ms));
+    }
+
+    /// Settles with `usage`.
+    #[napi(catch_unwind)]
+    pub fn usage(&self, request: u32) {
+        self.kernel.usage(request);
+    }
+
+    /// A listener is done with this much of what `cell-output` events have brought.
+    #[napi(catch_unwind)]
+    pub fn credit(&self, bytes: f64) {
+        self.kernel.credit(size(bytes));
+    }
+
+    /// Whether `output` and `state` events are wanted.
+    #[napi(catch_unwind)]
+    pub fn watch(&self, output: bool, state: bool) {
+        self.kernel.watch(output, state);
+    }
+}

@@ -1,0 +1,19 @@
+/** The public API. */
+
+export {
+  type ErrorCode,
+  InvalidOptionError,
+  KernelAbsentError,
+  KernelBusyError,
+  KernelClosedError,
+  KernelDiedError,
+  KernelHostError,
+  KernelStartError,
+  UnsupportedPlatformError,
+} from './errors.ts';
+export type { ExitCause, ExitReason, ExitStatus } from './exit-reason.ts';
+export { Kernel, type KernelEvents, type KernelState, type Usage, type Warning } from './kernel.ts';
+export { KernelHost, type KernelHostEvents, type TemplateInfo } from './kernel-host.ts';
+export type { CloseOptions, ExecuteOptions, KernelHostOptions, KernelOptions, StartOptions } from './options.ts';
+export type { CellResult, Display, Life, MimeBundle, Output, Recovered } from './result.ts';
+export type { CellStream } from './stream.ts';

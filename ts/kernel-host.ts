@@ -1,0 +1,145 @@
+/** The owner of templates and kernels: one per daemon, or as many as are wanted. */
+
+import { EventEmitter } from 'node:events';
+import { Dispatcher, type HostOnlyEvent, type KernelEvent } from './dispatcher.ts';
+import { kernelEnvironment } from './environment.ts';
+import { KernelClosedError } from './errors.ts';
+import { type ExitReason, toExitReason } from './exit-reason.ts';
+import { expectReply } from './failure.ts';
+import { Kernel, type Warning } from './kernel.ts';
+import { loadBinding, type NativeBinding, type NativeHost, type NativeTemplateInfo } from './native.ts';
+import {
+  type CloseOptions,
+  type KernelHostOptions,
+  type KernelOptions,
+  readClose,
+  readHostOptions,
+  readKernelOptions,
+} from './options.ts';
+import { type Life, toLife } from './result.ts';
+import { attempt } from './rethrow.ts';
+
+/** A Python process that has imported what kernels need, and forks them. */
+export interface TemplateInfo {
+  pid: number;
+  state: 'ready' | 'ended';
+  python: string;
+  pythonVersion: string;
+  preloaded: string[];
+  readyMs: number;
+  exit: ExitReason | null;
+}
+
+export interface KernelHostEvents {
+  start: [Kernel, Life];
+  exit: [Kernel, ExitReason];
+  template: [TemplateInfo];
+  warning: [Warning];
+}
+
+interface Member {
+  kernel: Kernel;
+  handle: (event: KernelEvent) => void;
+}
+
+export class KernelHost extends EventEmitter<KernelHostEvents> {
+  readonly #dispatcher: Dispatcher;
+  readonly #native: NativeHost;
+  readonly #defaults: KernelOptions;
+  readonly #members = new Map<number, Member>();
+  #lastKernel = 0;
+  #closing: Promise<void> | null = null;
+
+  constructor(options?: KernelHostOptions);
+  /** @internal */
+  constructor(options: KernelHostOptions, binding: NativeBinding);
+  constructor(options: KernelHostOptions = {}, binding?: NativeBinding) {
+    super();
+    const { host, defaults } = readHostOptions(options, process.env);
+    this.#defaults = defaults;
+    this.#dispatcher = new Dispatcher({
+      kernelEvent: (event) => this.#kernelEvent(event),
+      hostEvent: (event) => this.#hostEvent(event),
+    });
+    const { NativeHost } = binding ?? loadBinding();
+    this.#native = new NativeHost(host, this.#dispatcher.receive);
+  }
+
+  /** A kernel handle. Nothing starts until `start()` or the first `execute()`. */
+  kernel(options: KernelOptions = {}): Kernel {
+    if (this.#closing !== null) {
+      throw new KernelClosedError('The kernel host has been closed; make a new KernelHost to go on.');
+    }
+    const read = readKernelOptions('', options, this.#defaults, process.env);
+    const number = ++this.#lastKernel;
+    const id = `kernel-${number}`;
+    let handle: Member['handle'] = () => {};
+    const kernel = new Kernel({
+      id,
+      native: this.#native.kernel(number, { id, ...read }),
+      dispatcher: this.#dispatcher,
+      listen: (given) => {
+        handle = given;
+      },
+      closed: () => this.#members.delete(number),
+    });
+    this.#members.set(number, { kernel, handle });
+    return kernel;
+  }
+
+  /** Those that are not closed. */
+  get kernels(): readonly Kernel[] {
+    return Array.from(this.#members.values(), ({ kernel }) => kernel);
+  }
+
+  /** Warms the template, so that the first kernel starts as fast as the next ones. */
+  async warm(): Promise<TemplateInfo> {
+    const { env, inheritEnv } = this.#defaults;
+    const environment = kernelEnvironment({ env, inheritEnv }, process.env);
+    const { reply } = this.#dispatcher.ask((request) => this.#native.warm(request, environment));
+    return toTemplateInfo(expectReply(await reply, 'template').template);
+  }
+
+  /** Ends every kernel (politely, then not), its process tree, and the templates. Idempotent; resolves within `graceMs` + 1 s. */
+  async close(options: CloseOptions = {}): Promise<void> {
+    const { graceMs } = readClose(options);
+    this.#closing ??= this.#close(graceMs);
+    await this.#closing;
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.close();
+  }
+
+  async #close(graceMs: number): Promise<void> {
+    const { reply } = this.#dispatcher.ask((request) => this.#native.close(request, graceMs));
+    const settled = await reply;
+    this.#dispatcher.end();
+    this.#members.clear();
+    expectReply(settled, 'done');
+  }
+
+  /** Each listener is called whatever the one before threw. */
+  #kernelEvent(event: KernelEvent): void {
+    const member = this.#members.get(event.kernel);
+    if (member === undefined) return;
+    attempt(() => member.handle(event));
+    if (event.kind === 'started') attempt(() => this.emit('start', member.kernel, toLife(event.life)));
+    else if (event.kind === 'exited') attempt(() => this.emit('exit', member.kernel, toExitReason(event.exit)));
+  }
+
+  #hostEvent(event: HostOnlyEvent): void {
+    if (event.kind === 'template') {
+      this.emit('template', toTemplateInfo(event.template));
+      return;
+    }
+    const { kernel, code, message } = event;
+    const member = kernel === null ? undefined : this.#members.get(kernel);
+    if (member !== undefined) attempt(() => member.kernel.emit('warning', { code, message }));
+    this.emit('warning', { code, message });
+  }
+}
+
+function toTemplateInfo(template: NativeTemplateInfo): TemplateInfo {
+  return { ...template, exit: template.exit === null ? null : toExitReason(template.exit) };
+}

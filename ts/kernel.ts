@@ -1,0 +1,303 @@
+/**
+ * The handle of one kernel. It outlives the processes behind it: a life that ends is replaced by the next call.
+ *
+ * Holds no state of its own but the last exit; what the kernel is doing is asked of the addon, which decides it.
+ */
+
+import { EventEmitter } from 'node:events';
+import { Credit } from './credit.ts';
+import type { Dispatcher, KernelEvent, OutputSink } from './dispatcher.ts';
+import { InvalidOptionError } from './errors.ts';
+import { type ExitReason, toExitReason } from './exit-reason.ts';
+import { expectReply, type ReplyOf } from './failure.ts';
+import type { NativeKernel, NativeReply } from './native.ts';
+import {
+  type Cell,
+  type CloseOptions,
+  type ExecuteOptions,
+  readCell,
+  readClose,
+  readStart,
+  type StartOptions,
+} from './options.ts';
+import { OutputQueue } from './output-queue.ts';
+import { type CellResult, type Life, type Output, toCellResult, toLife, toOutput } from './result.ts';
+import { signalNumber } from './signals.ts';
+import { type CellStream, OutputStream } from './stream.ts';
+
+export type KernelState = 'absent' | 'starting' | 'idle' | 'running' | 'ending' | 'closed';
+
+export interface Warning {
+  code: string;
+  message: string;
+}
+
+export interface Usage {
+  rssBytes: number;
+  pssBytes: number;
+  cpuMs: number;
+  threads: number;
+  processes: number;
+}
+
+export interface KernelEvents {
+  start: [Life];
+  /** Once per life, after the calls it failed and before the next `start`. */
+  exit: [ExitReason];
+  /** What is printed or shown while no cell runs. */
+  output: [Output];
+  state: [KernelState];
+  warning: [Warning];
+}
+
+/** @internal What a host gives to its kernels. */
+export interface KernelParts {
+  id: string;
+  native: NativeKernel;
+  dispatcher: Dispatcher;
+  /** Takes what the kernel does with its events. */
+  listen(handle: (event: KernelEvent) => void): void;
+  /** Called once, when the kernel is closed. */
+  closed(): void;
+}
+
+export class Kernel extends EventEmitter<KernelEvents> {
+  readonly id: string;
+  readonly #native: NativeKernel;
+  readonly #dispatcher: Dispatcher;
+  readonly #closed: () => void;
+  readonly #credit: Credit;
+  #lastExit: ExitReason | null = null;
+  #closing: Promise<void> | null = null;
+
+  /** @internal */
+  constructor(parts: KernelParts) {
+    super();
+    this.id = parts.id;
+    this.#native = parts.native;
+    this.#dispatcher = parts.dispatcher;
+    this.#closed = parts.closed;
+    this.#credit = new Credit((bytes) => {
+      if (!this.#dispatcher.ended) this.#native.credit(bytes);
+    });
+    parts.listen((event) => this.#handle(event));
+    this.#watchListeners();
+  }
+
+  get state(): KernelState {
+    return this.#dispatcher.ended ? 'closed' : (this.#native.state() as KernelState);
+  }
+
+  get pid(): number | null {
+    return this.#dispatcher.ended ? null : this.#native.pid();
+  }
+
+  get generation(): number {
+    return this.#native.generation();
+  }
+
+  get lastExit(): ExitReason | null {
+    return this.#lastExit;
+  }
+
+  /** Resolves with the life that answers next: the one there is, or a new one. */
+  async start(options: StartOptions = {}): Promise<Life> {
+    const { signal } = readStart(options);
+    signal?.throwIfAborted();
+    const { request, reply } = this.#dispatcher.ask((request) => this.#native.start(request));
+    const settled = await this.#cancelledBy(signal, request, reply);
+    return toLife(this.#expect(settled, 'life', signal).life);
+  }
+
+  /** Runs a cell. Resolves also when Python raised, was interrupted or ran out of time: see `status`. */
+  async execute(code: string, options: ExecuteOptions = {}): Promise<CellResult> {
+    const cell = readCell(code, options);
+    cell.signal?.throwIfAborted();
+    const { onOutput } = cell;
+    if (onOutput === undefined) {
+      const { reply } = this.#run(cell, null);
+      return toCellResult(this.#expect(await reply, 'cell', cell.signal).cell);
+    }
+    const queue = new OutputQueue(onOutput, this.#credit.add);
+    // A call is pending until its listener is done, also after the cell is over.
+    const release = this.#dispatcher.hold();
+    try {
+      const { reply } = this.#run(cell, queue.push);
+      const settled = await reply;
+      await queue.drained();
+      return toCellResult(this.#expect(settled, 'cell', cell.signal).cell);
+    } finally {
+      release();
+    }
+  }
+
+  /** The same, with outputs as they come: `for await (const output of kernel.stream(code))`, then `.result`. */
+  stream(code: string, options: ExecuteOptions = {}): CellStream {
+    const cell = readCell(code, options);
+    if (cell.onOutput !== undefined) {
+      throw new InvalidOptionError(
+        'onOutput',
+        'onOutput: a stream gives its outputs to its loop; use execute() to have them called back',
+      );
+    }
+    // The cell's error is made far from here; these frames lead back to the line that began the stream.
+    const begun: { stack?: string } = {};
+    Error.captureStackTrace(begun, this.stream);
+    return new OutputStream((push) => {
+      if (cell.signal?.aborted === true) return { result: Promise.reject(cell.signal.reason), cancel: () => {} };
+      const { request, reply } = this.#run(cell, push);
+      return { result: this.#streamResult(reply, cell.signal, begun), cancel: () => this.#native.cancel(request) };
+    }, this.#credit.add);
+  }
+
+  /** Interrupts the running cell, with escalation. Resolves when it is over; at once when none runs. */
+  async interrupt(): Promise<void> {
+    const { reply } = this.#dispatcher.ask((request) => this.#native.interrupt(request));
+    this.#expect(await reply, 'done');
+  }
+
+  /** Ends the life, if there is one, and starts the next. */
+  async restart(): Promise<Life> {
+    const { reply } = this.#dispatcher.ask((request) => this.#native.restart(request));
+    return toLife(this.#expect(await reply, 'life').life);
+  }
+
+  /** Sends a signal to the life and resolves with its exit. On a kernel whose life is over: with that exit. */
+  async kill(signal: NodeJS.Signals = 'SIGKILL'): Promise<ExitReason> {
+    const number = signalNumber(signal);
+    const { reply } = this.#dispatcher.ask((request) => this.#native.kill(request, number));
+    return toExitReason(this.#expect(await reply, 'exit').exit);
+  }
+
+  /** Ends the life, politely and then not, and its process tree. Nothing is started afterwards. Idempotent. */
+  async close(options: CloseOptions = {}): Promise<void> {
+    const { graceMs } = readClose(options);
+    this.#closing ??= this.#close(graceMs);
+    await this.#closing;
+  }
+
+  async usage(): Promise<Usage> {
+    const { reply } = this.#dispatcher.ask((request) => this.#native.usage(request));
+    return this.#expect(await reply, 'usage').usage;
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.close();
+  }
+
+  override removeAllListeners(event?: string | symbol): this {
+    if (event === undefined) super.removeAllListeners();
+    else super.removeAllListeners(event);
+    // Without a name it also removes the two listeners that this class itself depends on.
+    if (this.listenerCount('removeListener') === 0) this.#watchListeners();
+    return this;
+  }
+
+  #run(cell: Cell, sink: OutputSink | null): { request: number; reply: Promise<NativeReply> } {
+    const { request, reply } = this.#dispatcher.ask(
+      (request) => this.#native.execute(request, { ...cell.request, stream: sink !== null }),
+      sink,
+    );
+    return { request, reply: this.#cancelledBy(cell.signal, request, reply) };
+  }
+
+  /**
+   * Turns an abort into the addon's `cancel`, for as long as the request is pending. The addon knows whether the cell has
+   * begun, so it decides what an abort comes to: never run, interrupted, or over before the abort came.
+   */
+  #cancelledBy(signal: AbortSignal | undefined, request: number, reply: Promise<NativeReply>): Promise<NativeReply> {
+    if (signal === undefined) return reply;
+    const onAbort = () => {
+      if (!this.#dispatcher.ended) this.#native.cancel(request);
+    };
+    signal.addEventListener('abort', onAbort, { once: true });
+    return reply.finally(() => signal.removeEventListener('abort', onAbort));
+  }
+
+  async #streamResult(
+    reply: Promise<NativeReply>,
+    signal: AbortSignal | undefined,
+    begun: { stack?: string },
+  ): Promise<CellResult> {
+    const settled = await reply;
+    try {
+      return toCellResult(this.#expect(settled, 'cell', signal).cell);
+    } catch (error) {
+      if (error instanceof Error && error !== signal?.reason) {
+        const frames = begun.stack?.split('\n').slice(1).join('\n') ?? '';
+        error.stack = `${error.stack ?? error.message}\n${frames}`;
+      }
+      throw error;
+    }
+  }
+
+  async #close(graceMs: number): Promise<void> {
+    if (this.#dispatcher.ended) return;
+    const { reply } = this.#dispatcher.ask((request) => this.#native.close(request, graceMs));
+    const settled = await reply;
+    this.#closed();
+    // The host was closed meanwhile, and this kernel with it: that is what was asked for.
+    if (settled.kind === 'failed' && settled.failure.code === 'ERR_KERNEL_CLOSED') return;
+    this.#expect(settled, 'done');
+  }
+
+  /** The reply of the kind that was asked for, or the error. An abort gives the reason the caller aborted with. */
+  #expect<Kind extends NativeReply['kind']>(reply: NativeReply, kind: Kind, signal?: AbortSignal): ReplyOf<Kind> {
+    if (reply.kind === 'exit') this.#noteExit(toExitReason(reply.exit));
+    if (reply.kind === 'failed') {
+      const { code, exit } = reply.failure;
+      // A caller that is told of an exit finds it in `lastExit` too, although the event comes after.
+      if (exit !== null) this.#noteExit(toExitReason(exit));
+      if (code === 'ERR_ABORTED') {
+        throw signal?.aborted === true
+          ? signal.reason
+          : new DOMException('The stream was left before its cell began.', 'AbortError');
+      }
+    }
+    return expectReply(reply, kind);
+  }
+
+  #noteExit(exit: ExitReason): void {
+    if (this.#lastExit === null || exit.generation > this.#lastExit.generation) this.#lastExit = exit;
+  }
+
+  #handle(event: KernelEvent): void {
+    switch (event.kind) {
+      case 'started':
+        this.emit('start', toLife(event.life));
+        break;
+      case 'exited': {
+        const exit = toExitReason(event.exit);
+        this.#lastExit = exit;
+        this.emit('exit', exit);
+        break;
+      }
+      case 'state':
+        this.emit('state', event.state as KernelState);
+        break;
+      case 'output':
+        this.emit('output', toOutput(event.output));
+    }
+  }
+
+  /** Tells the addon which of the frequent events anybody listens to, so that the others never cross. */
+  #watchListeners(): void {
+    const watch = (wanted: Partial<Record<'output' | 'state', boolean>>) => {
+      if (this.#dispatcher.ended) return;
+      this.#native.watch(
+        wanted.output ?? this.listenerCount('output') > 0,
+        wanted.state ?? this.listenerCount('state') > 0,
+      );
+    };
+    // Node's own two events are not in our map of events.
+    const untyped = this as unknown as EventEmitter;
+    untyped.on('newListener', (name) => {
+      // Comes before the listener is there to be counted.
+      if (name === 'output' || name === 'state') watch({ [name]: true });
+    });
+    untyped.on('removeListener', (name) => {
+      if (name === 'output' || name === 'state') watch({});
+    });
+    watch({});
+  }
+}

@@ -1,0 +1,395 @@
+/**
+ * Reads what users pass: checks every option, fills in the defaults, and gives the addon's shape.
+ *
+ * Errors name the option by its path, the value, and what is allowed. An option nobody knows is an error too, with the
+ * nearest name: a misspelt limit that is silently ignored is worse than one that is refused.
+ */
+
+import { resolve } from 'node:path';
+import { kernelEnvironment } from './environment.ts';
+import { InvalidOptionError } from './errors.ts';
+import { resolveInterpreter } from './interpreter.ts';
+import {
+  type NativeCellRequest,
+  type NativeHostOptions,
+  type NativeKernelOptions,
+  runtimeDirectory,
+} from './native.ts';
+import type { Output } from './result.ts';
+
+export interface KernelHostOptions {
+  /** Interpreter. Default: KERNELHOST_PYTHON, the active virtual environment, `python3` on PATH. */
+  python?: string | undefined;
+  /** 'auto' forks where it can and spawns cold where it cannot, saying why. KERNELHOST_LAUNCH overrides. Default 'auto'. */
+  launch?: 'auto' | 'fork' | 'spawn' | undefined;
+  /** 'auto': IPython where it can be imported, else the plain REPL. */
+  shell?: 'auto' | 'ipython' | 'plain' | undefined;
+  /** Modules the template imports once for all kernels. */
+  preload?: readonly string[] | undefined;
+  /** Defaults for every kernel. */
+  defaults?: KernelOptions | undefined;
+}
+
+export interface KernelOptions {
+  /** Where the kernel starts. Default: the daemon's working directory. */
+  cwd?: string | undefined;
+  /** The exact environment, or changes to the daemon's with `inheritEnv`. Default: inherit all. */
+  env?: Readonly<Record<string, string | undefined>> | undefined;
+  inheritEnv?: 'all' | readonly string[] | undefined;
+  /** Run silently at the start of every life, before any cell. A failure is a start failure. */
+  init?: string | undefined;
+  /** Default 30 000. */
+  startTimeoutMs?: number | undefined;
+  /** Interrupt, wait this long, interrupt again, wait this long, then `stuck` decides. Default 2 000. */
+  interruptGraceMs?: number | undefined;
+  /**
+   * A cell that will not stop: 'end' ends the life; 'wait' settles the call, keeps the life and its state, and lets the
+   * next call wait for the cell (ERR_KERNEL_BUSY when its own time is up). Default 'end'.
+   */
+  stuck?: 'end' | 'wait' | undefined;
+  /** Per stream of one cell; head and tail are kept. Default 1 MiB. */
+  maxOutputBytes?: number | undefined;
+  /** How ready the Linux kernel is to take this process first when memory runs out, -1000 to 1000. Default 500. */
+  oomScoreAdj?: number | undefined;
+  /** 'restart': the next call gets a new life. 'none': stay absent until start() is called. Default 'restart'. */
+  recovery?: 'restart' | 'none' | undefined;
+}
+
+export interface ExecuteOptions {
+  /** Abort interrupts the cell, with escalation. */
+  signal?: AbortSignal | undefined;
+  timeoutMs?: number | undefined;
+  /** Gets the outputs one after the other; a promise it returns is waited for before the next. */
+  onOutput?: ((output: Output) => void | Promise<void>) | undefined;
+  maxOutputBytes?: number | undefined;
+  /** Not counted, not in history. */
+  silent?: boolean | undefined;
+}
+
+export interface StartOptions {
+  signal?: AbortSignal | undefined;
+}
+
+export interface CloseOptions {
+  /** How long a kernel may take to end politely. Default 2 000. */
+  graceMs?: number | undefined;
+}
+
+const DEFAULT_START_TIMEOUT_MS = 30_000;
+const DEFAULT_INTERRUPT_GRACE_MS = 2_000;
+const DEFAULT_MAX_OUTPUT_BYTES = 1024 * 1024;
+const DEFAULT_OOM_SCORE_ADJ = 500;
+const DEFAULT_CLOSE_GRACE_MS = 2_000;
+
+/** The longest time Node's own timers take; about 24 days. */
+const MAX_TIME_MS = 2 ** 31 - 1;
+const MAX_OUTPUT_BYTES = 2 ** 32 - 1;
+
+const launches = ['auto', 'fork', 'spawn'] as const;
+const shells = ['auto', 'ipython', 'plain'] as const;
+
+/** Named in the plan and in no release yet: refused by name, so that nobody believes that they work. */
+const laterOptions = ['limits', 'onCall', 'onInput'];
+
+/** A host's options in the addon's shape, and the defaults for its kernels. */
+export function readHostOptions(
+  options: KernelHostOptions,
+  environment: NodeJS.ProcessEnv,
+): { host: NativeHostOptions; defaults: KernelOptions } {
+  const read = new Reader('', options, ['python', 'launch', 'shell', 'preload', 'defaults']);
+  const defaults = options.defaults ?? {};
+  // Read for its errors: they belong here and not to the first kernel.
+  readKernelOptions('defaults', defaults, {}, environment);
+  const override = environment.KERNELHOST_LAUNCH;
+  const launch =
+    override === undefined || override === ''
+      ? read.choice('launch', launches, 'auto')
+      : choice('KERNELHOST_LAUNCH (environment variable)', override, launches);
+  return {
+    host: {
+      python: resolveInterpreter(read.text('python', { empty: false, path: true }), environment),
+      launch,
+      shell: read.choice('shell', shells, 'auto'),
+      preload: read.list('preload', isModuleName, "a Python module name such as 'numpy' or 'os.path'") ?? [],
+      runtimeDirectory,
+    },
+    defaults,
+  };
+}
+
+/** A kernel's options over the host's defaults, option by option, in the addon's shape. */
+export function readKernelOptions(
+  path: string,
+  options: KernelOptions,
+  defaults: KernelOptions,
+  daemon: NodeJS.ProcessEnv,
+): Omit<NativeKernelOptions, 'id'> {
+  const read = new Reader(
+    path,
+    options,
+    [
+      'cwd',
+      'env',
+      'inheritEnv',
+      'init',
+      'startTimeoutMs',
+      'interruptGraceMs',
+      'stuck',
+      'maxOutputBytes',
+      'oomScoreAdj',
+      'recovery',
+    ],
+    defaults,
+  );
+  if (read.value('recovery') === 'checkpoint') throw notYet(read.path('recovery'), "'checkpoint'");
+  const cwd = read.text('cwd', { empty: false, path: true });
+  return {
+    cwd: cwd === undefined ? workingDirectory() : resolve(cwd),
+    environment: kernelEnvironment({ env: read.variables('env'), inheritEnv: read.inheritEnv() }, daemon),
+    init: read.text('init') ?? null,
+    startTimeoutMs: read.time('startTimeoutMs', { least: 1 }) ?? DEFAULT_START_TIMEOUT_MS,
+    interruptGraceMs: read.time('interruptGraceMs') ?? DEFAULT_INTERRUPT_GRACE_MS,
+    stuck: read.choice('stuck', ['end', 'wait'] as const, 'end'),
+    maxOutputBytes: read.integer('maxOutputBytes', 0, MAX_OUTPUT_BYTES) ?? DEFAULT_MAX_OUTPUT_BYTES,
+    oomScoreAdj: read.integer('oomScoreAdj', -1000, 1000) ?? DEFAULT_OOM_SCORE_ADJ,
+    recovery: read.choice('recovery', ['restart', 'none'] as const, 'restart'),
+  };
+}
+
+/** What one `execute` or `stream` comes to. */
+export interface Cell {
+  request: Omit<NativeCellRequest, 'stream'>;
+  signal: AbortSignal | undefined;
+  onOutput: ((output: Output) => void | Promise<void>) | undefined;
+}
+
+export function readCell(code: string, options: ExecuteOptions): Cell {
+  if (typeof code !== 'string') throw invalid('code', code, 'a string of Python code');
+  const read = new Reader('', options, ['signal', 'timeoutMs', 'onOutput', 'maxOutputBytes', 'silent']);
+  return {
+    request: {
+      code,
+      silent: read.boolean('silent') ?? false,
+      timeoutMs: read.time('timeoutMs', { least: 1 }) ?? null,
+      maxOutputBytes: read.integer('maxOutputBytes', 0, MAX_OUTPUT_BYTES) ?? null,
+    },
+    signal: read.signal(),
+    onOutput: read.callback('onOutput') as Cell['onOutput'],
+  };
+}
+
+export function readStart(options: StartOptions): { signal: AbortSignal | undefined } {
+  return { signal: new Reader('', options, ['signal']).signal() };
+}
+
+export function readClose(options: CloseOptions): { graceMs: number } {
+  return { graceMs: new Reader('', options, ['graceMs']).time('graceMs') ?? DEFAULT_CLOSE_GRACE_MS };
+}
+
+/** Reads the options of one object; falls back to `defaults`, whose values have been read before. */
+class Reader {
+  readonly #path: string;
+  readonly #values: Record<string, unknown>;
+
+  constructor(path: string, options: object, known: readonly string[], defaults: object = {}) {
+    this.#path = path;
+    if (typeof options !== 'object' || options === null || Array.isArray(options)) {
+      throw invalid(path === '' ? 'options' : path, options, 'an object');
+    }
+    this.#values = { ...defaults };
+    for (const [name, value] of Object.entries(options)) {
+      // Leaving an option out and giving `undefined` are the same, as everywhere in Node.
+      if (value === undefined) continue;
+      if (!known.includes(name)) throw this.#unknown(name, value, known);
+      this.#values[name] = value;
+    }
+  }
+
+  path(name: string): string {
+    return this.#path === '' ? name : `${this.#path}.${name}`;
+  }
+
+  value(name: string): unknown {
+    return this.#values[name];
+  }
+
+  text(name: string, { empty = true, path = false } = {}): string | undefined {
+    const value = this.#values[name];
+    if (value === undefined) return undefined;
+    if (typeof value !== 'string') throw invalid(this.path(name), value, 'a string');
+    if (!empty && value === '') throw invalid(this.path(name), value, 'a string that is not empty');
+    if (path && value.includes('\0')) throw invalid(this.path(name), value, 'a path without NUL characters');
+    return value;
+  }
+
+  boolean(name: string): boolean | undefined {
+    const value = this.#values[name];
+    if (value !== undefined && typeof value !== 'boolean') throw invalid(this.path(name), value, 'true or false');
+    return value;
+  }
+
+  choice<const Values extends readonly string[]>(
+    name: string,
+    values: Values,
+    fallback: Values[number],
+  ): Values[number] {
+    const value = this.#values[name];
+    return value === undefined ? fallback : choice(this.path(name), value, values);
+  }
+
+  /** Fractions are rounded up: what is left of a deadline is seldom a whole number. */
+  time(name: string, { least = 0 } = {}): number | undefined {
+    const value = this.#values[name];
+    if (value === undefined) return undefined;
+    const rounded = typeof value === 'number' ? Math.ceil(value) : Number.NaN;
+    if (!(rounded >= least && rounded <= MAX_TIME_MS)) {
+      throw invalid(this.path(name), value, `a number of milliseconds from ${least} to ${MAX_TIME_MS}`);
+    }
+    return rounded;
+  }
+
+  integer(name: string, least: number, most: number): number | undefined {
+    const value = this.#values[name];
+    if (value === undefined) return undefined;
+    if (typeof value !== 'number' || !Number.isInteger(value) || value < least || value > most) {
+      throw invalid(this.path(name), value, `a whole number from ${least} to ${most}`);
+    }
+    return value;
+  }
+
+  list(name: string, accepts: (item: string) => boolean, allowed: string): string[] | undefined {
+    const value = this.#values[name];
+    if (value === undefined) return undefined;
+    if (!Array.isArray(value)) throw invalid(this.path(name), value, `an array, each item ${allowed}`);
+    return value.map((item: unknown, index) => {
+      if (typeof item === 'string' && accepts(item)) return item;
+      throw invalid(`${this.path(name)}[${index}]`, item, allowed);
+    });
+  }
+
+  variables(name: string): Record<string, string | undefined> | undefined {
+    const value = this.#values[name];
+    if (value === undefined) return undefined;
+    if (typeof value !== 'object' || value === null || Array.isArray(value)) {
+      throw invalid(this.path(name), value, 'an object of environment variables');
+    }
+    for (const [variable, content] of Object.entries(value)) {
+      const path = `${this.path(name)}[${JSON.stringify(variable)}]`;
+      if (!isVariableName(variable)) {
+        throw new InvalidOptionError(
+          path,
+          `${path}: a variable's name is not empty and has no "=" and no NUL character`,
+        );
+      }
+      if (content !== undefined && (typeof content !== 'string' || content.includes('\0'))) {
+        throw invalid(path, content, 'a string without NUL characters, or undefined to leave the variable out');
+      }
+    }
+    return value as Record<string, string | undefined>;
+  }
+
+  inheritEnv(): 'all' | string[] | undefined {
+    const value = this.#values.inheritEnv;
+    if (value === 'all') return value;
+    if (value !== undefined && !Array.isArray(value)) {
+      throw invalid(this.path('inheritEnv'), value, "'all' or an array of variable names");
+    }
+    return this.list('inheritEnv', isVariableName, 'a variable name');
+  }
+
+  signal(): AbortSignal | undefined {
+    const value = this.#values.signal;
+    if (value === undefined) return undefined;
+    // By shape, not by class: a signal may come from another realm or from a polyfill.
+    const like = value as Partial<AbortSignal> | null;
+    if (typeof like !== 'object' || typeof like?.aborted !== 'boolean' || typeof like.addEventListener !== 'function') {
+      throw invalid(this.path('signal'), value, 'an AbortSignal');
+    }
+    return value as AbortSignal;
+  }
+
+  callback(name: string): ((...args: never[]) => unknown) | undefined {
+    const value = this.#values[name];
+    if (value !== undefined && typeof value !== 'function') throw invalid(this.path(name), value, 'a function');
+    return value as ((...args: never[]) => unknown) | undefined;
+  }
+
+  #unknown(name: string, value: unknown, known: readonly string[]): InvalidOptionError {
+    const path = this.path(name);
+    if (laterOptions.includes(name) && known.includes('recovery')) return notYet(path, describe(value));
+    const close = nearest(name, known);
+    const hint = close === null ? '' : ` Did you mean ${this.path(close)}?`;
+    return new InvalidOptionError(
+      path,
+      `${path}: there is no such option (given ${describe(value)}).${hint} Options here: ${known.join(', ')}.`,
+    );
+  }
+}
+
+function choice<const Values extends readonly string[]>(path: string, value: unknown, values: Values): Values[number] {
+  if (typeof value === 'string' && values.includes(value)) return value;
+  throw invalid(path, value, `one of ${values.map((name) => `'${name}'`).join(', ')}`);
+}
+
+function invalid(option: string, value: unknown, allowed: string): InvalidOptionError {
+  return new InvalidOptionError(option, `${option}: ${describe(value)} is not allowed; give ${allowed}`);
+}
+
+function notYet(option: string, value: string): InvalidOptionError {
+  return new InvalidOptionError(option, `${option}: ${value} cannot be used: it is not part of kernelhost 0.1`);
+}
+
+/** A value in an error message: short, and never a whole environment or program. */
+export function describe(value: unknown): string {
+  if (typeof value === 'string') return JSON.stringify(value.length > 60 ? `${value.slice(0, 57)}...` : value);
+  if (typeof value === 'bigint') return `${value}n`;
+  if (typeof value === 'function') return 'a function';
+  if (Array.isArray(value)) return 'an array';
+  if (typeof value === 'object' && value !== null) return 'an object';
+  return String(value);
+}
+
+/** The name that a misspelt one was probably meant to be, or null. */
+export function nearest(name: string, known: readonly string[]): string | null {
+  let best: string | null = null;
+  // A third of the letters may be wrong; more, and a suggestion is a guess.
+  let least = Math.floor(name.length / 3) + 1;
+  for (const candidate of known) {
+    const distance = editDistance(name.toLowerCase(), candidate.toLowerCase());
+    if (distance < least) {
+      least = distance;
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+function editDistance(a: string, b: string): number {
+  let row = Array.from({ length: b.length + 1 }, (_, index) => index);
+  for (let i = 1; i <= a.length; i++) {
+    const next = [i];
+    for (let j = 1; j <= b.length; j++) {
+      const replaced = (row[j - 1] ?? 0) + (a[i - 1] === b[j - 1] ? 0 : 1);
+      next.push(Math.min(replaced, (row[j] ?? 0) + 1, (next[j - 1] ?? 0) + 1));
+    }
+    row = next;
+  }
+  return row[b.length] ?? 0;
+}
+
+function isVariableName(name: string): boolean {
+  return name !== '' && !name.includes('=') && !name.includes('\0');
+}
+
+function isModuleName(name: string): boolean {
+  return /^[\p{ID_Start}_][\p{ID_Continue}]*(\.[\p{ID_Start}_][\p{ID_Continue}]*)*$/u.test(name);
+}
+
+/** The daemon's own, said outright: a template may have been started from another. Null when it has been deleted. */
+function workingDirectory(): string | null {
+  try {
+    return process.cwd();
+  } catch {
+    return null;
+  }
+}
