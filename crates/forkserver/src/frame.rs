@@ -9,7 +9,7 @@ pub const HEADER_BYTES: usize = 16;
 /// The largest payload; a header that announces more breaks the format.
 pub const MAX_PAYLOAD_BYTES: usize = 64 * 1024 * 1024;
 /// Room for one read: a pipe's or socket's worth, so that a small frame costs one system call.
-const READ_BYTES: usize = 64 * 1024;
+pub(crate) const READ_BYTES: usize = 64 * 1024;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {

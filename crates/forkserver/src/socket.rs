@@ -11,9 +11,9 @@ use rustix::net::{
     SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 use tokio::io::Interest;
-use tokio::net::UnixStream;
+use tokio::io::unix::AsyncFd;
 
-use crate::frame::{Frame, FrameError, FrameReader, encode};
+use crate::frame::{Frame, FrameError, FrameReader, READ_BYTES, encode};
 
 /// The most descriptors one frame carries: the six wires of a life.
 pub const MAX_DESCRIPTORS: usize = 6;
@@ -35,7 +35,11 @@ pub enum Receives {
 
 #[derive(Debug)]
 pub struct FrameSocket {
-    stream: UnixStream,
+    /// Registered for reading only: a peer that reads what we sent makes us writable, and each such event would wake this
+    /// thread for nothing (one more wake-up per cell).
+    socket: AsyncFd<OwnedFd>,
+    /// A second registration, for writing, while the peer does not take what is queued.
+    writable: Option<AsyncFd<OwnedFd>>,
     reader: FrameReader,
     receives: Receives,
     received: VecDeque<OwnedFd>,
@@ -54,28 +58,27 @@ impl FrameSocket {
     pub fn pair(receives: Receives) -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         rustix::io::ioctl_fionbio(&ours, true)?;
-        let stream = UnixStream::from_std(ours.into())?;
-        let (reader, received, unsent) = (FrameReader::default(), VecDeque::new(), VecDeque::new());
-        Ok((
-            Self {
-                stream,
-                reader,
-                receives,
-                received,
-                unsent,
-            },
-            theirs,
-        ))
+        let ours = Self {
+            socket: registered(ours, Interest::READABLE)?,
+            writable: None,
+            reader: FrameReader::default(),
+            receives,
+            received: VecDeque::new(),
+            unsent: VecDeque::new(),
+        };
+        Ok((ours, theirs))
     }
 
     /// Sends a frame, or queues what the peer does not take at once. An error means that the peer is gone.
     pub fn send(&mut self, kind: u16, id: u64, payload: &[u8], descriptors: Vec<OwnedFd>) -> io::Result<()> {
+        let bytes = encode(kind, id, payload);
         self.unsent.push_back(Unsent {
-            bytes: encode(kind, id, payload),
+            bytes,
             from: 0,
             descriptors,
         });
-        self.flush()
+        // With a registration for writing, the queue is being emptied already.
+        if self.writable.is_none() { self.flush() } else { Ok(()) }
     }
 
     /// The next frame; `Ok(None)` at the end of file. Loses nothing when its future is dropped. Sends what is queued meanwhile.
@@ -84,23 +87,23 @@ impl FrameSocket {
             if let Some(frame) = self.reader.next_frame()? {
                 return Ok(Some(frame));
             }
-            let interest = if self.unsent.is_empty() {
-                Interest::READABLE
-            } else {
-                Interest::READABLE | Interest::WRITABLE
-            };
-            let ready = self.stream.ready(interest).await?;
-            if ready.is_writable() && !self.unsent.is_empty() {
-                // A peer that is gone is told by the end of file, after all that it has still sent.
-                self.flush().ok();
-            }
-            if ready.is_readable() || ready.is_read_closed() {
-                match self.fill() {
-                    Ok(0) => return Ok(None),
-                    Ok(_) => {}
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    Err(error) if error.raw_os_error() == Some(libc::ECONNRESET) => return Ok(None),
-                    Err(error) => return Err(error.into()),
+            let (socket, reader, received) = (&self.socket, &mut self.reader, &mut self.received);
+            tokio::select! {
+                biased;
+                readable = socket.readable() => {
+                    let mut readable = readable?;
+                    match fill(socket.as_fd(), self.receives, reader, received) {
+                        Ok(Filled::EndOfFile) => return Ok(None),
+                        Ok(Filled::Some) => {}
+                        Ok(Filled::All) => readable.clear_ready(),
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => readable.clear_ready(),
+                        Err(error) if error.raw_os_error() == Some(libc::ECONNRESET) => return Ok(None),
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                () = writable(self.writable.as_ref()) => {
+                    // A peer that is gone is told by the end of file, after all that it has still sent.
+                    self.flush().ok();
                 }
             }
         }
@@ -112,7 +115,8 @@ impl FrameSocket {
             if let Some(frame) = self.reader.next_frame()? {
                 return Ok(Some(frame));
             }
-            if !matches!(self.fill_now(), Ok(1..)) {
+            let filled = fill(self.socket.as_fd(), self.receives, &mut self.reader, &mut self.received);
+            if !matches!(filled, Ok(Filled::Some | Filled::All)) {
                 return Ok(None);
             }
         }
@@ -125,12 +129,7 @@ impl FrameSocket {
 
     fn flush(&mut self) -> io::Result<()> {
         while let Some(next) = self.unsent.front_mut() {
-            let bytes = &next.bytes[next.from..];
-            let stream = &self.stream;
-            let sent = stream.try_io(Interest::WRITABLE, || {
-                send_some(stream.as_fd(), bytes, &next.descriptors)
-            });
-            match sent {
+            match send_some(self.socket.as_fd(), &next.bytes[next.from..], &next.descriptors) {
                 Ok(count) => {
                     // The descriptors went with the first byte.
                     next.descriptors.clear();
@@ -139,31 +138,66 @@ impl FrameSocket {
                         self.unsent.pop_front();
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if self.writable.is_none() {
+                        self.writable = Some(registered(self.socket.get_ref().try_clone()?, Interest::WRITABLE)?);
+                    }
+                    return Ok(());
+                }
                 Err(error) => {
                     self.unsent.clear();
+                    self.writable = None;
                     return Err(error);
                 }
             }
         }
+        self.writable = None;
         Ok(())
     }
+}
 
-    fn fill(&mut self) -> io::Result<usize> {
-        let stream = &self.stream;
-        let (reader, received, receives) = (&mut self.reader, &mut self.received, self.receives);
-        stream.try_io(Interest::READABLE, || match receives {
-            Receives::FramesOnly => reader.fill(stream),
-            Receives::Descriptors => receive_some(stream.as_fd(), reader, received),
-        })
-    }
+fn registered(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an `OwnedFd` keeps its descriptor open and the same for as long as the registration owns it.
+    Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
+}
 
-    /// Reads whatever tokio believes of the readiness: at the end of a life there is no more time for a notification.
-    fn fill_now(&mut self) -> io::Result<usize> {
-        match self.receives {
-            Receives::FramesOnly => self.reader.fill(&self.stream),
-            Receives::Descriptors => receive_some(self.stream.as_fd(), &mut self.reader, &mut self.received),
+async fn writable(registration: Option<&AsyncFd<OwnedFd>>) {
+    match registration {
+        // An error shows again in the write that follows.
+        Some(registration) => {
+            if let Ok(mut ready) = registration.writable().await {
+                ready.clear_ready();
+            }
         }
+        None => std::future::pending().await,
+    }
+}
+
+enum Filled {
+    EndOfFile,
+    /// There may be more.
+    Some,
+    /// The socket was emptied.
+    All,
+}
+
+fn fill(
+    socket: BorrowedFd<'_>,
+    receives: Receives,
+    reader: &mut FrameReader,
+    received: &mut VecDeque<OwnedFd>,
+) -> io::Result<Filled> {
+    match receives {
+        Receives::FramesOnly => match reader.fill(socket)? {
+            0 => Ok(Filled::EndOfFile),
+            count if count < READ_BYTES => Ok(Filled::All),
+            _ => Ok(Filled::Some),
+        },
+        // A read stops short where descriptors came with the bytes.
+        Receives::Descriptors => match receive_some(socket, reader, received)? {
+            0 => Ok(Filled::EndOfFile),
+            _ => Ok(Filled::Some),
+        },
     }
 }
 

@@ -353,7 +353,10 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// The world around a machine, which keeps watch over what may never happen.
-#[expect(clippy::struct_excessive_bools, reason = "facts about the world, not a state of ours")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts about the world, not a state of ours"
+)]
 struct World {
     machine: Machine,
     requests: u32,

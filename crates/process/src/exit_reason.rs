@@ -89,10 +89,15 @@ impl ExitReason {
         } else {
             ""
         };
-        self.message = format!(
-            "{subject} (pid {}, life {}) {}{} after {}{when}: {}.{} {}",
+        // A template is no life of a kernel.
+        let life = if self.generation > 0 {
+            format!(", life {}", self.generation)
+        } else {
+            String::new()
+        };
+        let message = format!(
+            "{subject} (pid {}{life}) {}{} after {}{when}: {}.{} {}",
             self.pid,
-            self.generation,
             if self.cause == Cause::StartFailed {
                 "did not start; it "
             } else {
@@ -108,6 +113,7 @@ impl ExitReason {
             },
             telling.next,
         );
+        message.trim_end().clone_into(&mut self.message);
         self
     }
 
