@@ -104,7 +104,8 @@ export type ExitStatus =
   | { kind: 'unknown'; why: string }
 
 export interface ExitUsage {
-  maxRssBytes: number
+  /** Bytes; null where Linux does not know it: of a cold life that never needed more than the daemon had at its spawn. */
+  maxRssBytes: number | null
   userMs: number
   systemMs: number
 }

@@ -12,7 +12,11 @@ main(async () => {
   const checks = [
     ['Rust format', 'cargo', ['fmt', '--all', '--check']],
     ['Rust lints', 'cargo', ['clippy', '--workspace', '--all-targets', '--quiet', '--', '-D', 'warnings']],
-    ['JavaScript format and lints', 'biome', ['ci', '--error-on-warnings', '.']],
+    [
+      'JavaScript format and lints',
+      'biome',
+      ['ci', '--error-on-warnings', ...(process.stdout.isTTY ? [] : ['--colors=off']), '.'],
+    ],
     ['types', 'tsc', ['-p', 'tsconfig.json']],
     // The build above has just written them: a difference means that what is committed is of another source.
     ['generated files', 'git', ['diff', '--exit-code', '--stat', '--', 'native']],

@@ -112,11 +112,9 @@ export class Dispatcher {
       if (event.kind === 'settled') {
         // Replies that follow each other need no pause between them: their awaiters run in the same order.
         this.#settle(event.request, event.reply);
-        if (this.#next < this.#queue.length && this.#queue[this.#next]?.kind !== 'settled') {
-          this.#yield();
-          return;
-        }
-        continue;
+        if (this.#queue[this.#next]?.kind === 'settled') continue;
+        this.#yield();
+        return;
       }
       attempt(() => this.#hand(event));
     }

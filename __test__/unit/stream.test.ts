@@ -73,9 +73,10 @@ test('a death is thrown in the loop after the outputs before it, and by result; 
   const loop = (async () => {
     for await (const output of stream) seen.push(output);
   })();
+  const refused = assert.rejects(loop, KernelDiedError);
   const died = failure('ERR_KERNEL_DIED', { exit: exitReason(), partial: cell() });
   await native.send(cellOutput(request, 'a'), settled(request, { kind: 'failed', failure: died }));
-  await assert.rejects(loop, KernelDiedError);
+  await refused;
   assert.equal(seen.length, 1);
   await turn();
   await assert.rejects(stream.result, KernelDiedError);
@@ -97,9 +98,10 @@ test("a stream's error leads back to the line that began the stream", async () =
 });
 
 test('a stream is read once', async () => {
-  const { stream } = streaming();
+  const { native, stream, request } = streaming();
   stream[Symbol.asyncIterator]();
   assert.throws(() => stream[Symbol.asyncIterator](), { code: 'ERR_STREAM_CONSUMED' });
+  await native.send(settled(request, { kind: 'cell', cell: cell() }));
 });
 
 test('a stream whose result alone is awaited does not hold up its cell', async () => {

@@ -47,7 +47,7 @@ def reset_signals():
     """
     _signal.set_wakeup_fd(-1)
     ignored = {_signal.SIGPIPE, _signal.SIGXFSZ}
-    for number in range(1, _signal.NSIG):
+    for number in _signal.valid_signals():
         handler = _signal.getsignal(number)
         if number == _signal.SIGINT:
             continue

@@ -8,7 +8,7 @@ import { KernelHost } from '../kernel-host.ts';
 import type { KernelHostOptions } from '../options.ts';
 import type { MimeBundle, Output } from '../result.ts';
 import { splitCells } from './cells.ts';
-import { outputIsClosed, paint, withoutColour, write } from './terminal.ts';
+import { outputClosed, paint, withoutColour, write } from './terminal.ts';
 
 type RunOptions = Pick<KernelHostOptions, 'python' | 'launch' | 'shell'>;
 
@@ -25,10 +25,11 @@ export async function run(file: string, options: RunOptions): Promise<number> {
   const ended = new AbortController();
   const unlisten = listenForSignals(kernel, ended);
   let exitCode = 0;
+  // Nobody reads any more, so nothing is worth running on for.
+  outputClosed.addEventListener('abort', () => ended.abort(exitCode), { once: true });
   try {
     for (const cell of splitCells(source)) {
       if (!(await runCell(kernel, cell, ended.signal))) exitCode = 1;
-      if (outputIsClosed()) break;
     }
   } catch (error) {
     if (!ended.signal.aborted) throw error;

@@ -22,11 +22,14 @@ export function withoutColour(text: string, stream: NodeJS.WriteStream): string 
   return wantsColour(stream) ? text : stripVTControlCharacters(text);
 }
 
-let closed = false;
+const closed = new AbortController();
+
+/** Aborted when the reader of stdout or stderr has gone away. */
+export const outputClosed: AbortSignal = closed.signal;
 
 /** Writes and waits until the reader is ready for more, so that a slow pipe slows the cell. */
 export async function write(stream: NodeJS.WriteStream, text: string): Promise<void> {
-  if (closed || text === '') return;
+  if (outputClosed.aborted || text === '') return;
   if (!stream.write(text)) {
     // A pipe that closes meanwhile never drains.
     await Promise.race([once(stream, 'drain'), once(stream, 'close')]).catch(() => {});
@@ -38,11 +41,7 @@ export function ignoreClosedPipe(): void {
   for (const stream of [process.stdout, process.stderr]) {
     stream.on('error', (error: NodeJS.ErrnoException) => {
       if (error.code !== 'EPIPE') throw error;
-      closed = true;
+      closed.abort();
     });
   }
-}
-
-export function outputIsClosed(): boolean {
-  return closed;
 }

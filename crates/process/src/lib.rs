@@ -7,6 +7,7 @@
 pub mod exit_reason;
 pub mod lifeline;
 pub mod pidfd;
+mod procfs;
 pub mod reap;
 pub mod signal;
 pub mod spawn;

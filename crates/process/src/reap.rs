@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 
 use crate::pidfd::Pidfd;
+use crate::procfs::Stat;
 use crate::usage::ResourceUsage;
 
 /// What the operating system says of an end, or why nobody could say it.
@@ -52,14 +53,7 @@ pub fn reap(child: &Pidfd, inherited_peak: u64) -> io::Result<Option<ResourceUsa
 ///
 /// Only while its reaper is known to keep it: otherwise the pid may be another's. `None` also when procfs hides it.
 pub fn read_held_zombie(pid: i32) -> Option<ExitStatus> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command name, in parentheses, may hold anything, also spaces and parentheses.
-    let fields: Vec<&str> = stat.get(stat.rfind(')')? + 2..)?.split_ascii_whitespace().collect();
-    if *fields.first()? != "Z" {
-        return None;
-    }
-    // Field 52 of proc(5), `exit_code`; the list begins at field 3.
-    Some(ExitStatus::from_wait(fields.get(49)?.parse().ok()?))
+    Stat::read(pid).filter(Stat::is_zombie).map(|stat| stat.exit_status)
 }
 
 fn wait(child: &Pidfd, options: i32) -> io::Result<Option<(ExitStatus, ResourceUsage)>> {

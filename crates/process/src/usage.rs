@@ -3,6 +3,8 @@
 use std::fs;
 use std::io;
 
+use crate::procfs::{self, Stat};
+
 /// What a process and the children it waited for have used, told at its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ResourceUsage {
@@ -48,18 +50,12 @@ pub fn live(pid: i32) -> io::Result<LiveUsage> {
             * 1024
     };
     let stat = Stat::read(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
-    let mut processes = 0;
-    for entry in fs::read_dir("/proc")? {
-        let name = entry?.file_name();
-        let member = name.to_str().and_then(|name| name.parse().ok()).and_then(Stat::read);
-        processes += u32::from(member.is_some_and(|member| member.process_group == pid));
-    }
     Ok(LiveUsage {
         rss_bytes: bytes("Rss:"),
         pss_bytes: bytes("Pss:"),
         cpu_ms: stat.cpu_ticks * 1000 / ticks_per_second(),
         threads: stat.threads,
-        processes,
+        processes: procfs::members(pid).map(|_| 1).sum(),
     })
 }
 
@@ -70,26 +66,6 @@ pub fn own_peak() -> u64 {
     peak.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok())
         .unwrap_or(0)
         * 1024
-}
-
-struct Stat {
-    process_group: i32,
-    cpu_ticks: u64,
-    threads: u32,
-}
-
-impl Stat {
-    fn read(pid: i32) -> Option<Self> {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let fields: Vec<&str> = stat.get(stat.rfind(')')? + 2..)?.split_ascii_whitespace().collect();
-        // Numbered as in proc(5), where the list after the command name begins at field 3.
-        let field = |number: usize| fields.get(number - 3);
-        Some(Self {
-            process_group: field(5)?.parse().ok()?,
-            cpu_ticks: field(14)?.parse::<u64>().ok()? + field(15)?.parse::<u64>().ok()?,
-            threads: field(20)?.parse().ok()?,
-        })
-    }
 }
 
 fn ticks_per_second() -> u64 {
