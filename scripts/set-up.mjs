@@ -5,7 +5,7 @@
 //
 // Test environments are not part of `npm start`: it runs on whatever python3 there is.
 
-import { existsSync, readFileSync } from 'node:fs';
+import { existsSync, readFileSync, rmSync } from 'node:fs';
 import { parseArgs } from 'node:util';
 import { at, fingerprint, isDone, main, markDone, must, node, output, Stop, say } from './project.mjs';
 import { prepareEnvironments, testPythons } from './python-environments.mjs';
@@ -45,6 +45,8 @@ const steps = {
     const input = fingerprint(['ts', 'tsconfig.json', 'tsconfig.build.json', 'native/native.d.cts']);
     if (isDone('dist', input) && existsSync(at('dist', 'index.js'))) return;
     say('• dist/: compiling TypeScript');
+    // What a module that is gone was compiled to would be packed with the rest.
+    rmSync(at('dist'), { recursive: true, force: true });
     await must('Compiling', 'npm', ['run', '--silent', 'build:ts']);
     markDone('dist', input);
   },

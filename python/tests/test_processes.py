@@ -164,7 +164,7 @@ facts = {
     'main': sorted(k for k in globals() if k.startswith('__')), 'mpdir': multiprocessing.process.ORIGINAL_DIR,
     'threads': len(os.listdir('/proc/self/task')), 'tempdir': tempfile.gettempdir(), 'wakeup': signal.set_wakeup_fd(-1),
     'oom': open('/proc/self/oom_score_adj').read(), 'cookies': [sys.prefix, sys.executable, sys.warnoptions],
-    'hooks': [str(sys.excepthook), str(sys.unraisablehook)], 'comm': open('/proc/self/comm').read(),
+    'hooks': [sys.excepthook.__name__, sys.unraisablehook.__name__], 'comm': open('/proc/self/comm').read(),
 }
 for name in FACTS_LEFT_OUT: facts.pop(name)
 print(repr(facts))

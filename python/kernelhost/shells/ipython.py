@@ -240,7 +240,7 @@ class Shell(InteractiveShell):
         expanded = self.var_expand(cmd, depth=1)
         code = subprocess.call(expanded, shell=True)
         self.user_ns["_exit_code"] = code
-        if self.system_raise_on_error and code != 0:
+        if code != 0 and getattr(self, "system_raise_on_error", False):
             raise subprocess.CalledProcessError(code, cmd)
 
     system_raw = system_piped = system
