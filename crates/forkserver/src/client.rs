@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -689,15 +689,8 @@ impl TemplateProcess {
 /// The pidfd that came with the reply, if it is that process's; else a new one, which is safe because the template keeps the
 /// pid until it is told otherwise.
 fn open_forked(received: Option<OwnedFd>, pid: i32) -> io::Result<Pidfd> {
-    let is_its = |fd: &OwnedFd| {
-        let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).unwrap_or_default();
-        about.lines().any(|line| {
-            line.strip_prefix("Pid:")
-                .is_some_and(|number| number.trim() == pid.to_string())
-        })
-    };
-    match received.filter(is_its) {
-        Some(fd) => Ok(Pidfd::received(fd, pid)),
+    match received.map(|fd| Pidfd::received(fd, pid)).filter(Pidfd::owns_pid) {
+        Some(pidfd) => Ok(pidfd),
         None => Pidfd::open(pid),
     }
 }

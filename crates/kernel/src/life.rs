@@ -428,7 +428,6 @@ impl Life {
     }
 
     async fn status(&mut self) -> ExitStatus {
-        let pid = self.pid();
         let pidfd = self.pidfd.get_ref();
         let Reaper::Template(life) = &mut self.reaper else {
             return match reap::peek(pidfd) {
@@ -441,27 +440,29 @@ impl Life {
                 },
             };
         };
-        match life.end(Instant::now() + REAPER).await {
-            LifeEnd::Reported(status) => return status,
-            // Stopped or hanging, but it still holds the zombie.
-            LifeEnd::NotReported => {
-                return reap::read_held_zombie(pid).unwrap_or(ExitStatus::Unknown {
-                    why: "its template does not answer, and procfs does not tell its status".to_owned(),
-                });
-            }
-            LifeEnd::TemplateGone => {}
+        let end = life.end(Instant::now() + REAPER).await;
+        if let LifeEnd::Reported(status) = end {
+            return status;
         }
-        // Somebody else's child now (init's, mostly), and a zombie until that one reaps it.
+        // The template hangs and keeps the zombie, or it is gone and the zombie waits for its adopter, or was reaped by it.
         let deadline = Instant::now() + REAPER;
         loop {
-            if let Some(status) = pidfd.recorded_status() {
+            if let Some(status) = reap::read_zombie(pidfd).or_else(|| pidfd.recorded_status()) {
                 return status;
             }
             if Instant::now() >= deadline {
+                let template = if end == LifeEnd::TemplateGone {
+                    "has ended before it"
+                } else {
+                    "does not answer"
+                };
+                let why = if pidfd.owns_pid() {
+                    "procfs hides its status"
+                } else {
+                    "somebody else has reaped it, and this Linux does not tell what that one was told (6.15 and later do)"
+                };
                 return ExitStatus::Unknown {
-                    why: "its template ended before it, and this Linux does not tell the status of another process's child \
-                          (6.15 and later do)"
-                        .to_owned(),
+                    why: format!("its template {template}, and {why}"),
                 };
             }
             sleep(Duration::from_millis(5)).await;

@@ -119,6 +119,13 @@ impl Pidfd {
         outcome(i64::from(unsafe { libc::kill(-self.pid, number) }))
     }
 
+    /// Whether the pid still names this process: it is running, or a zombie that nobody has reaped.
+    pub fn owns_pid(&self) -> bool {
+        let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.fd.as_raw_fd())).unwrap_or_default();
+        let pid = about.lines().find_map(|line| line.strip_prefix("Pid:"));
+        pid.is_some_and(|pid| pid.trim().parse() == Ok(self.pid))
+    }
+
     /// How the process ended, from the kernel's own record of a process that was reaped by somebody else.
     /// `None` before Linux 6.15, and while it is not reaped.
     pub fn recorded_status(&self) -> Option<ExitStatus> {

@@ -49,11 +49,14 @@ pub fn reap(child: &Pidfd, inherited_peak: u64) -> io::Result<Option<ResourceUsa
     }))
 }
 
-/// Reads the status of somebody else's child that has ended and is kept as a zombie, from procfs.
-///
-/// Only while its reaper is known to keep it: otherwise the pid may be another's. `None` also when procfs hides it.
-pub fn read_held_zombie(pid: i32) -> Option<ExitStatus> {
-    Stat::read(pid).filter(Stat::is_zombie).map(|stat| stat.exit_status)
+/// Reads the status of somebody else's child that has ended and that nobody has reaped, from procfs. `None` once it is reaped,
+/// and when procfs hides it.
+pub fn read_zombie(process: &Pidfd) -> Option<ExitStatus> {
+    let status = Stat::read(process.pid())
+        .filter(Stat::is_zombie)
+        .map(|stat| stat.exit_status);
+    // Still the owner of its pid afterwards: so what was read was about it.
+    status.filter(|_| process.owns_pid())
 }
 
 fn wait(child: &Pidfd, options: i32) -> io::Result<Option<(ExitStatus, ResourceUsage)>> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use kernelhost_process::exit_reason::ExitStatus;
 use kernelhost_process::lifeline::{arm, lifeline};
 use kernelhost_process::pidfd::Pidfd;
-use kernelhost_process::reap::{peek, read_held_zombie, reap};
+use kernelhost_process::reap::{peek, read_zombie, reap};
 use kernelhost_process::spawn::{Program, SpawnError, spawn};
 use kernelhost_process::terminate::{confirm_group_gone, kill_group};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -72,8 +72,9 @@ fn an_end_is_seen_while_the_zombie_keeps_the_pid() {
     let child = sh("exit 137", &[null.as_fd(), null.as_fd(), null.as_fd()]);
     assert_eq!(ended(&child), ExitStatus::Exited { code: 137 });
     assert_eq!(peek(&child).unwrap(), Some(ExitStatus::Exited { code: 137 }));
-    assert_eq!(read_held_zombie(child.pid()), Some(ExitStatus::Exited { code: 137 }));
+    assert_eq!(read_zombie(&child), Some(ExitStatus::Exited { code: 137 }));
     assert!(reap(&child, 0).unwrap().unwrap().max_rss_bytes > Some(0));
+    assert_eq!(read_zombie(&child), None);
     assert!(
         !child.signal(libc::SIGKILL).unwrap(),
         "a reaped child can no longer be signalled"
