@@ -19,7 +19,9 @@ export type ExitCause =
   | 'memory-limit'
   | 'start-failed'
   | 'protocol-error'
-  | 'host-lost';
+  | 'host-lost'
+  /** Neither the host's doing nor told by the operating system. */
+  | 'unknown';
 
 export interface ExitReason {
   status: ExitStatus;
@@ -29,7 +31,11 @@ export interface ExitReason {
   pid: number;
   generation: number;
   uptimeMs: number;
-  usage: { maxRssBytes: number; userMs: number; systemMs: number } | null;
+  /**
+   * What the process and the children it waited for have used. `maxRssBytes` is the largest resident size of one of them; null
+   * for a cold life that never needed more than the daemon had when it spawned it (Linux does not tell them apart).
+   */
+  usage: { maxRssBytes: number | null; userMs: number; systemMs: number } | null;
   stderrTail: string;
   /** The dump that Python's faulthandler wrote, cut out of stderr. */
   crashTraceback: string | null;
@@ -39,7 +45,10 @@ export interface ExitReason {
   message: string;
 }
 
-/** The addon's shape is the public one; a signal's name arrives as a plain string. */
 export function toExitReason(exit: NativeExitReason): ExitReason {
-  return exit as ExitReason;
+  const { status } = exit;
+  // The addon names signals as Node does; its type says only that the name is a string.
+  return status.kind === 'signaled'
+    ? { ...exit, status: { ...status, signal: status.signal as NodeJS.Signals } }
+    : { ...exit, status };
 }

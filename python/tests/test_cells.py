@@ -94,8 +94,7 @@ class Cells(KernelCase):
     def test_a_repr_that_raises_is_an_error_and_the_kernel_lives(self):
         for life in self.lives():
             done = life.run("class Bad:\n    def __repr__(self): raise ValueError('no repr')\nBad()")
-            if life.shell == "plain":
-                self.assert_error(done, "ValueError", "no repr")
+            self.assert_error(done, "ValueError", "no repr")
             self.assert_error(life.run("raise type('E', (Exception,), {'__str__': lambda s: 1/0})()"), "E")
             self.assert_alive(life)
 

@@ -9,6 +9,7 @@ replaced: the history keeps no database, `!cmd` and `%%script` run children on o
 import builtins
 import os
 import sys
+import warnings
 from contextlib import contextmanager
 
 from IPython.core import interactiveshell
@@ -25,6 +26,7 @@ from .. import failures
 from ..interrupts import gate, wall
 from ..outbox import Outcome
 
+_BARE = frozenset((int, float, complex, str, bytes, list, tuple, dict, set, frozenset))
 _AT_THE_END = ("last_expr", "last_expr_or_assign")
 
 
@@ -59,6 +61,37 @@ class Exit(IPyAutocall):
 class ValueHook(DisplayHook):
     """Values of expressions go to the host; nothing is printed."""
 
+    # The formatters other than that of text/plain, each with its printers: dicts that IPython changes in place.
+    _others = None
+
+    def compute_format_data(self, result):
+        """Builtin values have no display methods, and most kernels register no printers for them: text is all there is.
+
+        Asking every formatter takes as long as all else that a small cell does.
+        """
+        formatter = self.shell.display_formatter
+        formatters = formatter.formatters
+        if type(result) in _BARE and "text/plain" in formatters:
+            if self._others is None:
+                others = {mime: each for mime, each in formatters.items() if mime != "text/plain"}
+                general = (formatter.ipython_display_formatter, formatter.mimebundle_formatter)
+                printers = [each.type_printers for each in (*others.values(), *general)]
+                printers += [each.deferred_printers for each in (*others.values(), *general)]
+                self._others = (others, printers)
+            others, printers = self._others
+            if len(formatters) != len(others) + 1 or any(formatters.get(mime) is not others[mime] for mime in others):
+                self._others = None
+            elif not any(printers):
+                text = formatters["text/plain"](result)
+                return ({} if text is None else {"text/plain": text}), {}
+        return super().compute_format_data(result)
+
+    def cull_cache(self):
+        # IPython warns about it on stderr; a kernel that lives long would do so for ever.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            super().cull_cache()
+
     def quiet(self):
         parsed = self.shell.history_manager.input_hist_parsed
         # Without a semicolon there is nothing to find out by tokenizing the cell.
@@ -68,7 +101,17 @@ class ValueHook(DisplayHook):
         self.check_for_underscore()
         if result is None or self.quiet():
             return
-        data, metadata = self.compute_format_data(result)
+        shell = self.shell
+        shell.format_failures = []
+        try:
+            data, metadata = self.compute_format_data(result)
+        finally:
+            failed, shell.format_failures = shell.format_failures, None
+        if failed and "text/plain" not in data:
+            # A value that has no text is a failure of its cell, not a note on stderr.
+            raise failed[-1]
+        for error in failed:
+            shell.showtraceback((type(error), error, error.__traceback__))
         self.update_user_ns(result)
         self.fill_exec_result(result)
         if data:
@@ -101,6 +144,8 @@ class Shell(InteractiveShell):
     failure = None
     # How many calls of run_code are under way: cells can run code through the shell themselves.
     depth = 0
+    # While a value is formatted: what its display methods have raised.
+    format_failures = None
 
     # No files, no terminal
 
@@ -135,6 +180,15 @@ class Shell(InteractiveShell):
         yield
 
     # Running
+
+    def should_run_async(self, raw_cell, *, transformed_cell=None, preprocessing_exc_tuple=None):
+        """As IPython answers it, but without compiling a cell that cannot await anything."""
+        text = raw_cell if transformed_cell is None else transformed_cell
+        if "await" not in text and "async" not in text:
+            return False
+        return super().should_run_async(
+            raw_cell, transformed_cell=transformed_cell, preprocessing_exc_tuple=preprocessing_exc_tuple
+        )
 
     async def run_code(self, code_obj, result=None, *, async_=False):
         __tracebackhide__ = "__ipython_bottom__"
@@ -222,6 +276,9 @@ class Shell(InteractiveShell):
 
     def _report(self, error):
         """What happens before a cell's code runs is the cell's failure; what its code shows is output."""
+        if self.format_failures is not None:
+            self.format_failures.append(error)
+            return
         description = self._describe(error)
         if self.depth:
             print("\n".join(description["traceback"]), file=sys.stderr)
@@ -319,6 +376,7 @@ class IPythonShell:
         shell = self.shell
         shell.transform_cell("1\n")
         shell.display_formatter.format(1)
+        shell.logger  # noqa: B018 - made when it is first asked for
         try:
             exec(compile("1/0", shell.compile.cache("1/0\n", 0), "exec"), {})
         except ZeroDivisionError as error:
