@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { test } from 'node:test';
 import { type KernelHost, KernelHostError, type TemplateInfo } from 'kernelhost';
 import { attributes } from '../fixtures/forkserver-attributes.ts';
-import { childrenOf, json, ok, threadCount, writeModules } from '../fixtures/forkserver-look.ts';
+import { childrenOf, json, ok, realInterpreter, threadCount, writeModules } from '../fixtures/forkserver-look.ts';
 import { runNode } from '../fixtures/node-run.ts';
 import {
   hasModule,
@@ -36,6 +36,7 @@ function tellsStatusOfAnyProcess(): boolean {
 test('a forked life cannot be told from a spawned one, attribute by attribute', async (t) => {
   const folder = temporaryFolder(t);
   const options = {
+    python: realInterpreter(),
     defaults: { cwd: folder, env: { KERNELHOST_TEST: 'one', TZ: 'Asia/Tokyo' }, inheritEnv: 'all' },
   } as const;
   for (const shell of hasModule('IPython') ? (['plain', 'ipython'] as const) : (['plain'] as const)) {
@@ -85,8 +86,9 @@ test('what a preloaded module does to its process does not reach the kernels', a
     ].join('\n'),
   });
   const defaults = { cwd: folder, env: { PYTHONPATH: folder }, inheritEnv: 'all' } as const;
-  const spawned = startHost(t, { defaults, launch: 'spawn', shell: 'plain' });
-  const forked = startHost(t, { defaults, launch: 'fork', shell: 'plain', preload: ['rude'] });
+  const python = realInterpreter();
+  const spawned = startHost(t, { python, defaults, launch: 'spawn', shell: 'plain' });
+  const forked = startHost(t, { python, defaults, launch: 'fork', shell: 'plain', preload: ['rude'] });
   const one = await json<Record<string, unknown>>(spawned.kernel(), attributes);
   const other = await json<Record<string, unknown>>(forked.kernel(), attributes);
   for (const name of Object.keys(one)) assert.deepEqual(other[name], one[name], name);
@@ -135,6 +137,7 @@ test('C27: a pid that has been given to a stranger is never signalled', async (t
     import { once } from 'node:events';
     import { readFileSync, writeFileSync } from 'node:fs';
     const report = [];
+    const hold = setInterval(() => {}, 1000);
     for (const launch of ['fork', 'spawn']) {
       const host = new KernelHost({ python: ${JSON.stringify(pythonForTests())}, launch, shell: 'plain', defaults: { recovery: 'none' } });
       const kernel = host.kernel();
@@ -153,7 +156,6 @@ test('C27: a pid that has been given to a stranger is never signalled', async (t
       const ended = once(stranger, 'exit').then(() => true);
       for (const signal of ['SIGTERM', 'SIGKILL', 'SIGINT']) await kernel.kill(signal).catch(() => {});
       await kernel.interrupt().catch(() => {});
-      const controller = new AbortController();
       await kernel.close({ graceMs: 100 });
       await host.close({ graceMs: 100 });
       const alive = await Promise.race([ended.then(() => false), new Promise((resolve) => setTimeout(resolve, 200, true))]);
@@ -161,6 +163,7 @@ test('C27: a pid that has been given to a stranger is never signalled', async (t
       stranger.kill('SIGKILL');
       await ended;
     }
+    clearInterval(hold);
     console.log(JSON.stringify(report));
   `;
   const through = ['unshare', '--pid', '--fork', '--mount-proc', '--kill-child'];
@@ -327,7 +330,11 @@ test('C32: the template has one thread, and nobody is warned about forking, with
 });
 
 test('C34: a kernel has exactly the environment it was given, its children and its C library too', async (t) => {
-  const host = startHost(t, { launch: 'fork', defaults: { env: { X: 'daemon', ONLY: 'here' }, inheritEnv: 'all' } });
+  const host = startHost(t, {
+    python: realInterpreter(),
+    launch: 'fork',
+    defaults: { env: { X: 'daemon', ONLY: 'here' }, inheritEnv: 'all' },
+  });
   const code = [
     'import ctypes, json, os, subprocess',
     'libc = ctypes.CDLL(None); libc.getenv.restype = ctypes.c_char_p',
@@ -466,6 +473,31 @@ test('C35: a template that is stopped for a while harms no kernel, and a death m
   await until('the dead life has been reaped', () => isGone(pid));
   assert.equal((await second.execute('x')).text, '1');
   assert.equal((await first.execute('1')).text, '1');
+});
+
+test('ctypes callbacks that a preloaded module has begun with go on working in its kernels', async (t) => {
+  const folder = temporaryFolder(t);
+  writeModules(folder, {
+    callbacks: [
+      'import ctypes',
+      'Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)',
+      'first = Callback(lambda value: value)',
+    ].join('\n'),
+  });
+  const host = startHost(t, {
+    launch: 'fork',
+    shell: 'plain',
+    preload: ['callbacks'],
+    defaults: { env: { PYTHONPATH: folder }, inheritEnv: 'all' },
+  });
+  // More than libffi has prepared: it makes the next ones from a file of its own, which must still be open.
+  const code = [
+    'import callbacks, tempfile',
+    'files = [tempfile.TemporaryFile() for _ in range(4)]',
+    'made = [callbacks.Callback(lambda value, more=more: value + more) for more in range(2000)]',
+    'callbacks.first(1), sum(each(1) for each in made)',
+  ].join('\n');
+  assert.equal((await ok(host.kernel(), code)).text, '(1, 2001000)');
 });
 
 test('a template whose preload fails says which module and why, and kernels are spawned cold', async (t) => {

@@ -1,10 +1,10 @@
 /** After an end: the next call has a new life, once, and what was lost is said; after a close nothing starts. */
 
 import assert from 'node:assert/strict';
-import { existsSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, test } from 'node:test';
-import { type CellResult, type ExitReason, type Kernel, KernelStartError, type Life, type Output } from 'kernelhost';
+import { type ExitReason, type Kernel, KernelStartError, type Life, type Output } from 'kernelhost';
 import { begin, deathOf, failureOf, python } from '../fixtures/endings-calls.ts';
 import {
   isAlive,
@@ -344,6 +344,23 @@ describe('C16: after a close nothing is ever started', () => {
       assert.equal(started, 0);
       assert.ok(![...host.seen].some(isAlive), 'nothing is left');
       assert.throws(() => host.kernel(), { code: 'ERR_KERNEL_CLOSED' });
+    }
+  });
+
+  test('calls that follow the close of a host, in the same tick or later, are turned away', async (t) => {
+    for (let round = 0; round < 10; round++) {
+      const host = startHost(t, { shell: 'plain' });
+      const [idle, absent] = [host.kernel(), host.kernel()];
+      await idle.start();
+      const seen = host.seen.size;
+      const closed = host.close();
+      const calls = [idle.execute('1'), absent.execute('1'), absent.start(), idle.restart(), host.warm()];
+      const codes = await Promise.all(calls.map(async (call) => (await failureOf(call)).code));
+      assert.deepEqual(codes, Array(5).fill('ERR_KERNEL_CLOSED'));
+      await within('close', closed);
+      assert.equal((await failureOf(absent.execute('1'))).code, 'ERR_KERNEL_CLOSED');
+      assert.equal((await failureOf(host.warm())).code, 'ERR_KERNEL_CLOSED');
+      assert.equal(host.seen.size, seen);
     }
   });
 });

@@ -240,7 +240,9 @@ class Whole:
                     self.addCleanup(self._end, life)
                     life.next(driver.READY)
                     self.assert_alive(life)
-                    self.assert_error(life.run("1/0"), "ZeroDivisionError")
+                    done = life.run("1/0")
+                    self.assert_error(done, "ZeroDivisionError")
+                    self.assertIn("line 1", "\n".join(done["error"]["traceback"]))
                     if shell == "plain":
                         self.assertEqual(life.text("import random; random.mine"), "True")
                 life = self.start("fork", shell, cwd=folder)

@@ -5,12 +5,11 @@ import subprocess
 import tempfile
 import time
 import unittest
-from pathlib import Path
 
 import driver
 from kernel_case import KernelCase
 
-PYTHON2 = "/root/.pyenv/versions/2.7.18/bin/python"
+PYTHON2 = os.environ.get("KERNELHOST_TEST_PYTHON2", "")
 
 
 class Processes(KernelCase):
@@ -145,11 +144,11 @@ for fd in range(64):
             self.assert_ok(life.run(code))
             self.assertEqual(life.out, b"0 False\n1 False\n2 False\n3 True\n4 True\n5 True\n6 True\n")
 
-    @unittest.skipUnless(Path(PYTHON2).exists(), "no Python 2.7 here")
+    @unittest.skipUnless(PYTHON2, "KERNELHOST_TEST_PYTHON2 names no interpreter")
     def test_an_interpreter_that_is_too_old_is_told_so(self):
         done = subprocess.run([PYTHON2, driver.BOOT, "kernel"], capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 1)
-        self.assertIn("kernelhost needs Python 3.10 or newer; this is 2.7.18", done.stderr)
+        self.assertIn("kernelhost needs Python 3.10 or newer; this is 2.7.", done.stderr)
 
 
 FACTS = """

@@ -70,7 +70,7 @@ fn said(tail: &str) -> String {
     if tail.is_empty() {
         String::new()
     } else {
-        format!("; it printed: {}", tail.trim_end())
+        format!("; it printed \"{}\"", tail.trim())
     }
 }
 
@@ -444,14 +444,9 @@ impl TemplateProcess {
     fn exit_reason(&self, status: ExitStatus, cause: Option<Cause>, began: Instant) -> ExitReason {
         let stderr_tail = self.tail.text();
         let next = match cause {
-            Some(Cause::StartFailed) => said(&stderr_tail).trim_start_matches("; it").to_owned(),
+            Some(Cause::StartFailed) if !stderr_tail.is_empty() => format!("It printed \"{}\".", stderr_tail.trim()),
             Some(_) => String::new(),
             None => "Its kernels go on; the next start warms a new template.".to_owned(),
-        };
-        let next = if next.starts_with(" printed") {
-            format!("It{next}")
-        } else {
-            next
         };
         let reason = ExitReason {
             cause: cause.unwrap_or_else(|| Cause::of_its_own(&status)),

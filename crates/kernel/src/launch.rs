@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kernelhost_forkserver::client::ForkError;
+use kernelhost_forkserver::client::{ForkError, TemplateError};
 use kernelhost_forkserver::profile::Profile;
 use kernelhost_forkserver::protocol::{Configuration, PROTOCOL, payload};
 use kernelhost_forkserver::template::Templates;
@@ -149,7 +149,10 @@ impl Attempt {
         let warm = templates
             .acquire(&profile, &kernel.environment, deadline)
             .await
-            .map_err(|error| format!("the template could not be used: {error}"))?;
+            .map_err(|error| match error {
+                TemplateError::Spawn(error) => unrunnable(&error.to_string()),
+                error => format!("the template could not be used: {error}"),
+            })?;
         let Wires {
             wire,
             outputs,
@@ -203,7 +206,12 @@ fn spawn(request: &Request) -> Result<Life, String> {
         &configuration(request),
         wires,
     )
-    .map_err(|error| error.to_string())
+    .map_err(|error| unrunnable(&error.to_string()))
+}
+
+/// What to do about an interpreter that cannot be run.
+fn unrunnable(why: &str) -> String {
+    format!("{why}; the option `python` (or KERNELHOST_PYTHON) names the interpreter")
 }
 
 /// The script that both kinds of Python processes start with.
@@ -265,7 +273,7 @@ async fn end(request: &Request, mut life: Box<Life>, problem: Problem) -> StartF
     };
     let subject = format!("kernel \"{}\"", request.kernel.id);
     let next = match printed(&exit.stderr_tail) {
-        Some(text) if cause == Cause::StartFailed => format!("The next call tries again. It printed: {text}"),
+        Some(text) if cause == Cause::StartFailed => format!("The next call tries again. It printed \"{text}\"."),
         _ => "The next call tries again.".to_owned(),
     };
     let exit = exit.told(&Telling {
@@ -287,6 +295,8 @@ fn never_was(request: &Request, problem: Problem) -> StartFailed {
         Problem::Ended => "there was no process".to_owned(),
         Problem::NotReady { limit } => format!("there was no process within {}", duration(limit)),
     };
+    // What comes from below may be a sentence already.
+    let why = why.trim_end_matches('.');
     let message = format!(
         "Kernel \"{}\" could not be started: {why}. The next call tries again.",
         request.kernel.id

@@ -328,7 +328,8 @@ impl Session {
 
     fn launched(&mut self, launched: Launched) {
         self.launching = None;
-        if let Some(why) = launched.fell_back {
+        // Where the cold start fails too, its own failure says all there is to say.
+        if let (Some(why), Ok(_)) = (launched.fell_back, &launched.result) {
             let message = format!(
                 "Kernel \"{}\" was spawned cold, which takes longer than a fork from the template: {why}",
                 self.options.id

@@ -30,10 +30,31 @@ pub struct Program<'a> {
 pub enum SpawnError {
     #[error("{what} holds a NUL byte")]
     NulByte { what: &'static str },
-    #[error("cannot run {path}: {error}")]
+    #[error("{path} cannot be run: {}", reason(path, error))]
     Refused { path: String, error: io::Error },
-    #[error("cannot prepare the descriptors of {path}: {error}")]
+    #[error("the descriptors of {path} could not be prepared: {error}")]
     Descriptors { path: String, error: io::Error },
+}
+
+fn reason(path: &str, error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::ENOENT) if std::fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink()) => {
+            "it is a link to a file that does not exist (ENOENT)".to_owned()
+        }
+        // Also said of a script whose interpreter is missing.
+        Some(libc::ENOENT) if std::path::Path::new(path).exists() => {
+            "the program that its first line names does not exist (ENOENT)".to_owned()
+        }
+        Some(libc::ENOENT) => "there is no such file (ENOENT)".to_owned(),
+        Some(libc::EACCES) if std::path::Path::new(path).is_dir() => "it is a directory (EACCES)".to_owned(),
+        Some(libc::EACCES) => "it may not be executed (EACCES)".to_owned(),
+        Some(libc::ENOEXEC) => "it is neither a program nor a script with a #! line (ENOEXEC)".to_owned(),
+        Some(libc::EAGAIN) => {
+            "the limit of processes is reached (EAGAIN: RLIMIT_NPROC, or the cgroup's pids.max)".to_owned()
+        }
+        Some(libc::ENOMEM) => "there is not enough memory (ENOMEM)".to_owned(),
+        _ => error.to_string(),
+    }
 }
 
 /// Runs a program as the leader of a new session and process group, with default signal dispositions and nothing blocked.
