@@ -263,12 +263,12 @@ describe('the reason story: ends that were asked for', () => {
 
   test('a cell that goes on after its time limit and two interrupts ends its life, with the cause "timeout"', async (t) => {
     const { kernel } = await startKernel(t, { defaults: { interruptGraceMs: 100 } });
-    const code = 'while True:\n    try:\n        while True: pass\n    except KeyboardInterrupt: print("no")';
+    const code = 'import time\nwhile True:\n    try: time.sleep(60)\n    except KeyboardInterrupt: print("no")';
     const { exit, partial } = await deathOf(kernel.execute(code, { timeoutMs: 300 }));
     assert.equal(exit.cause, 'timeout');
     assert.equal(exit.status.kind === 'signaled' && exit.status.signal, 'SIGKILL');
     assert.equal(partial?.status, 'timed-out');
-    assert.match(partial?.stdout ?? '', /^(no\n)+$/);
+    assert.equal(partial?.stdout, 'no\nno\n');
     snapshot(t, exit.message);
     await answers(kernel, exit);
   });
@@ -338,8 +338,7 @@ describe('the reason story: interpreters that are none', () => {
         assert.equal(kernel.state, 'absent');
         assert.equal(kernel.pid, null);
         snapshot(t, error.message, { folder });
-        snapshot(t, warnings.join('\n'), { folder });
-        assert.equal(warnings.length, launch === 'auto' ? 1 : 0);
+        assert.deepEqual(warnings, [], 'the error says it all');
         if (launch === 'fork') {
           assert.deepEqual(exits, [], 'no life came to be: what ended was a template');
           return;
