@@ -67,9 +67,7 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
 
   /** A kernel handle. Nothing starts until `start()` or the first `execute()`. */
   kernel(options: KernelOptions = {}): Kernel {
-    if (this.#closing !== null) {
-      throw new KernelClosedError('The kernel host has been closed; make a new KernelHost to go on.');
-    }
+    this.#mustBeOpen();
     const read = readKernelOptions('', options, this.#defaults, process.env);
     const number = ++this.#lastKernel;
     const id = `kernel-${number}`;
@@ -94,6 +92,7 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
 
   /** Warms the template, so that the first kernel starts as fast as the next ones. */
   async warm(): Promise<TemplateInfo> {
+    this.#mustBeOpen();
     const { env, inheritEnv } = this.#defaults;
     const environment = kernelEnvironment({ env, inheritEnv }, process.env);
     const { reply } = this.#dispatcher.ask((request) => this.#native.warm(request, environment));
@@ -109,6 +108,12 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
 
   async [Symbol.asyncDispose](): Promise<void> {
     await this.close();
+  }
+
+  #mustBeOpen(): void {
+    if (this.#closing !== null) {
+      throw new KernelClosedError('The kernel host has been closed; make a new KernelHost to go on.');
+    }
   }
 
   async #close(graceMs: number): Promise<void> {

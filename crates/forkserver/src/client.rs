@@ -64,6 +64,10 @@ pub enum TemplateError {
     Frame(#[from] FrameError),
     #[error("{0} templates are in use already, for other start-up environments")]
     TooMany(usize),
+    #[error("nobody waited for it any more")]
+    Cancelled,
+    #[error("the host is closed")]
+    Closed,
 }
 
 fn said(tail: &str) -> String {
@@ -142,12 +146,13 @@ enum Command {
 type ForkReply = oneshot::Sender<Result<(Pidfd, ForkedLife), ForkError>>;
 
 impl Template {
-    /// Starts a template and waits until it is ready. `on_end` is called with its end before anybody can see it ended.
+    /// Starts a template and waits until it is ready, or until `cancelled` resolves. `on_end` is called with its end before anybody can see it ended.
     pub async fn start(
         profile: &Profile,
         environment: &[(String, String)],
         boot: &str,
         deadline: Instant,
+        cancelled: impl Future<Output = ()>,
         on_end: impl FnOnce(TemplateFacts, Arc<ExitReason>) + Send + 'static,
     ) -> Result<Self, TemplateError> {
         let began = Instant::now();
@@ -162,7 +167,16 @@ impl Template {
             .control
             .send(kind::PREPARE, 0, &payload(&prepare), Vec::new())
             .ok();
-        let ready = match timeout_at(deadline, process.handshake()).await {
+        let answer = tokio::select! {
+            answer = timeout_at(deadline, process.handshake()) => Some(answer),
+            () = cancelled => None,
+        };
+        let Some(answer) = answer else {
+            process.kill();
+            process.kill_and_reap().await;
+            return Err(TemplateError::Cancelled);
+        };
+        let ready = match answer {
             Ok(Ok(ready)) => ready,
             Ok(Err(Refusal::Says(error))) => {
                 process.kill_and_reap().await;
@@ -174,6 +188,7 @@ impl Template {
                 return Err(TemplateError::Ended(Box::new(reason)));
             }
             Err(_) => {
+                process.kill();
                 process.kill_and_reap().await;
                 let limit_ms = (deadline - began).as_millis();
                 return Err(TemplateError::TimedOut {
@@ -405,6 +420,10 @@ impl TemplateProcess {
         }
     }
 
+    fn kill(&self) {
+        kill_group(self.pidfd.get_ref(), true).ok();
+    }
+
     /// Makes sure that the process is gone, and reaps it. One that is about to end by itself is given a moment, so that its own
     /// status is told and not our kill.
     async fn kill_and_reap(&mut self) -> ExitStatus {
@@ -413,7 +432,7 @@ impl TemplateProcess {
             .await
             .is_err()
         {
-            kill_group(self.pidfd.get_ref(), true).ok();
+            self.kill();
             self.pidfd.readable().await.ok();
         }
         self.reap()
@@ -429,7 +448,7 @@ impl TemplateProcess {
                 why: format!("waiting for it failed: {error}"),
             },
         };
-        kill_group(self.pidfd.get_ref(), true).ok();
+        self.kill();
         for output in self.outputs.iter().flatten() {
             // What was printed before the end is in the pipe; a descendant that holds it open must not hold us up.
             let mut bytes = [0; 8192];
@@ -671,10 +690,10 @@ impl TemplateProcess {
         if let Ok((silent, _)) = FrameSocket::pair(Receives::FramesOnly) {
             self.control = silent;
         } else {
-            kill_group(self.pidfd.get_ref(), true).ok();
+            self.kill();
         }
         if timeout_at(Instant::now() + grace, self.pidfd.readable()).await.is_err() {
-            kill_group(self.pidfd.get_ref(), true).ok();
+            self.kill();
             self.pidfd.readable().await.ok();
         }
         self.reap()

@@ -17,6 +17,8 @@ use crate::profile::Profile;
 const MAX_TEMPLATES: usize = 4;
 /// A template that has forked this often is replaced, so that what slowly grows in it does not grow for ever.
 const MAX_FORKS: u64 = 10_000;
+/// How long a template may take to get ready, when those who wait for it have more patience: preloads can be large.
+const START_LIMIT: Duration = Duration::from_mins(5);
 /// After a failed start the next one waits this long, doubled with each failure in a row.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
@@ -39,7 +41,9 @@ pub struct Warm {
 }
 
 enum Slot {
-    Starting(watch::Receiver<Option<Outcome>>),
+    /// Whoever waits subscribes. When all of them have been called off, the start is given up, so that the next one begins
+    /// anew and does not join one that is stuck.
+    Starting(Arc<watch::Sender<Option<Outcome>>>),
     Ready(Arc<Warm>),
     Failed {
         error: TemplateError,
@@ -64,17 +68,21 @@ pub struct Templates {
     slots: Mutex<HashMap<Profile, Slot>>,
     /// All that have been started and may still be alive, also those that are replaced and only wait for their last kernel.
     started: Mutex<Vec<Remote>>,
+    /// How many are being started, and whether the host has closed.
+    starting: watch::Sender<usize>,
+    closed: watch::Sender<bool>,
 }
 
 impl Templates {
     /// `boot` is the path of `boot.py`.
     pub fn new(boot: String, listener: impl Fn(TemplateEvent) + Send + Sync + 'static) -> Arc<Self> {
-        let (slots, started) = (Mutex::new(HashMap::new()), Mutex::new(Vec::new()));
         Arc::new(Self {
             boot,
             listener: Arc::new(listener),
-            slots,
-            started,
+            slots: Mutex::default(),
+            started: Mutex::default(),
+            starting: watch::Sender::new(0),
+            closed: watch::Sender::new(false),
         })
     }
 
@@ -83,26 +91,37 @@ impl Templates {
         self: &Arc<Self>,
         profile: &Profile,
         environment: &[(String, String)],
-        deadline: Instant,
+        limit: Duration,
     ) -> Outcome {
-        let mut starting = match self.look(profile, environment, deadline) {
-            Ok(starting) => starting,
-            Err(known) => {
-                if let Ok(warm) = &known {
-                    warm.forks.fetch_add(1, Ordering::Relaxed);
+        let deadline = Instant::now() + limit;
+        loop {
+            let mut starting = match self.look(profile, environment) {
+                Ok(starting) => starting,
+                Err(known) => {
+                    if let Ok(warm) = &known {
+                        warm.forks.fetch_add(1, Ordering::Relaxed);
+                    }
+                    return known;
                 }
-                return known;
+            };
+            let outcome = match timeout_at(deadline, starting.wait_for(Option::is_some)).await {
+                Ok(Ok(outcome)) => outcome.clone(),
+                Ok(Err(_)) => Some(Err(TemplateError::Cancelled)),
+                Err(_) => None,
+            };
+            match outcome {
+                // Given up for those who came before us.
+                Some(Err(TemplateError::Cancelled)) => {}
+                Some(outcome) => return outcome,
+                None => {
+                    // This caller's patience is not the template's limit: large preloads may still serve the next caller.
+                    tokio::spawn(async move { starting.wait_for(Option::is_some).await.is_ok() });
+                    return Err(TemplateError::TimedOut {
+                        limit_ms: limit.as_millis(),
+                        stderr_tail: String::new(),
+                    });
+                }
             }
-        };
-        let asked = Instant::now();
-        let waited = timeout_at(deadline, starting.wait_for(Option::is_some)).await;
-        let timed_out = TemplateError::TimedOut {
-            limit_ms: (deadline - asked).as_millis(),
-            stderr_tail: String::new(),
-        };
-        match waited {
-            Ok(Ok(outcome)) => outcome.clone().unwrap_or(Err(timed_out)),
-            _ => Err(timed_out),
         }
     }
 
@@ -114,8 +133,10 @@ impl Templates {
         }
     }
 
-    /// Ends all templates, and returns when they are gone.
+    /// Ends all templates, and returns when they are gone. None is started afterwards.
     pub async fn close(&self) {
+        self.closed.send_replace(true);
+        self.starting.subscribe().wait_for(|count| *count == 0).await.ok();
         lock(&self.slots).clear();
         let started = std::mem::take(&mut *lock(&self.started));
         for remote in &started {
@@ -131,16 +152,21 @@ impl Templates {
         self: &Arc<Self>,
         profile: &Profile,
         environment: &[(String, String)],
-        deadline: Instant,
     ) -> Result<watch::Receiver<Option<Outcome>>, Outcome> {
         let mut slots = lock(&self.slots);
+        if *self.closed.borrow() {
+            return Err(Err(TemplateError::Closed));
+        }
         let mut failures = 0;
         match slots.get(profile) {
             Some(Slot::Ready(warm)) if warm.usable() => return Err(Ok(warm.clone())),
-            Some(Slot::Starting(starting)) => return Ok(starting.clone()),
+            // One that nobody waits for is being given up.
+            Some(Slot::Starting(outcome)) if outcome.receiver_count() > 0 || outcome.borrow().is_some() => {
+                return Ok(outcome.subscribe());
+            }
             Some(Slot::Failed { error, retry_at, .. }) if Instant::now() < *retry_at => return Err(Err(error.clone())),
             Some(Slot::Failed { failures: so_far, .. }) => failures = *so_far,
-            Some(Slot::Ready(_)) => {}
+            Some(Slot::Ready(_) | Slot::Starting(_)) => {}
             None => {
                 let in_use = slots.values().filter(|slot| slot.is_in_use()).count();
                 if in_use >= MAX_TEMPLATES {
@@ -148,15 +174,18 @@ impl Templates {
                 }
             }
         }
-        let (sender, receiver) = watch::channel(None);
-        slots.insert(profile.clone(), Slot::Starting(receiver.clone()));
+        let (outcome, receiver) = watch::channel(None);
+        let outcome = Arc::new(outcome);
+        slots.insert(profile.clone(), Slot::Starting(outcome.clone()));
         drop(slots);
         let (this, profile) = (self.clone(), profile.clone());
         let environment = profile.template_environment(environment);
+        self.starting.send_modify(|count| *count += 1);
         // Its own task: a caller that stops waiting does not stop the others' template.
         tokio::spawn(async move {
-            let outcome = this.start(&profile, &environment, deadline, failures).await;
-            sender.send_replace(Some(outcome));
+            let started = this.start(&profile, &environment, &outcome, failures).await;
+            outcome.send_replace(Some(started));
+            this.starting.send_modify(|count| *count -= 1);
         });
         Ok(receiver)
     }
@@ -165,32 +194,28 @@ impl Templates {
         self: &Arc<Self>,
         profile: &Profile,
         environment: &[(String, String)],
-        deadline: Instant,
+        waiting: &Arc<watch::Sender<Option<Outcome>>>,
         failures: u32,
     ) -> Outcome {
         let listener = self.listener.clone();
         let on_end = move |facts, reason| listener(TemplateEvent::Ended(facts, reason));
-        let outcome = Template::start(profile, environment, &self.boot, deadline, on_end).await;
-        let mut slots = lock(&self.slots);
-        let awaited = matches!(slots.get(profile), Some(Slot::Starting(_)));
-        match outcome {
-            Ok(template) => {
-                let warm = Arc::new(Warm {
-                    template,
-                    forks: AtomicU64::new(1),
-                });
-                (self.listener)(TemplateEvent::Ready(warm.template.facts.clone()));
-                let mut started = lock(&self.started);
-                started.retain(|remote| !remote.has_ended());
-                started.push(warm.template.remote());
-                // The host may have closed meanwhile; then dropping the handle ends the template.
-                if awaited {
-                    slots.insert(profile.clone(), Slot::Ready(warm.clone()));
-                }
-                Ok(warm)
+        let mut closed = self.closed.subscribe();
+        let cancelled = async {
+            tokio::select! {
+                () = waiting.closed() => {}
+                _ = closed.wait_for(|closed| *closed) => {}
             }
+        };
+        let deadline = Instant::now() + START_LIMIT;
+        let outcome = Template::start(profile, environment, &self.boot, deadline, cancelled, on_end).await;
+        let mut slots = lock(&self.slots);
+        let is_ours = matches!(slots.get(profile), Some(Slot::Starting(ours)) if Arc::ptr_eq(ours, waiting));
+        let template = match outcome {
+            Ok(template) => template,
             Err(error) => {
-                if awaited {
+                if is_ours && matches!(error, TemplateError::Cancelled) {
+                    slots.remove(profile);
+                } else if is_ours {
                     let pause = FIRST_PAUSE.saturating_mul(1 << failures.min(6)).min(LONGEST_PAUSE);
                     let (failures, retry_at) = (failures + 1, Instant::now() + pause);
                     slots.insert(
@@ -202,9 +227,21 @@ impl Templates {
                         },
                     );
                 }
-                Err(error)
+                return Err(error);
             }
+        };
+        (self.listener)(TemplateEvent::Ready(template.facts.clone()));
+        let mut started = lock(&self.started);
+        started.retain(|remote| !remote.has_ended());
+        started.push(template.remote());
+        let warm = Arc::new(Warm {
+            template,
+            forks: AtomicU64::new(1),
+        });
+        if is_ours {
+            slots.insert(profile.clone(), Slot::Ready(warm.clone()));
         }
+        Ok(warm)
     }
 }
 

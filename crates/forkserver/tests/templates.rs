@@ -45,9 +45,8 @@ impl Stand {
     }
 
     async fn refusal(&self, interpreter: &str, limit: Duration) -> TemplateError {
-        let deadline = Instant::now() + limit;
         self.templates
-            .acquire(&self.profile(interpreter), &self.environment, deadline)
+            .acquire(&self.profile(interpreter), &self.environment, limit)
             .await
             .unwrap_err()
     }
@@ -157,7 +156,7 @@ async fn a_fork_is_reported_reaped_in_two_phases_and_the_template_ends_with_its_
     let profile = stand.profile(&python);
     let warm = stand
         .templates
-        .acquire(&profile, &stand.environment, Instant::now() + LIMIT)
+        .acquire(&profile, &stand.environment, LIMIT)
         .await
         .unwrap();
     assert!(matches!(stand.events.recv().await, Some(TemplateEvent::Ready(_))));
@@ -206,7 +205,7 @@ async fn a_stopped_template_is_given_up_and_what_it_forks_too_late_is_ended() {
     let profile = stand.profile(&python);
     let warm = stand
         .templates
-        .acquire(&profile, &stand.environment, Instant::now() + LIMIT)
+        .acquire(&profile, &stand.environment, LIMIT)
         .await
         .unwrap();
     assert!(matches!(stand.events.recv().await, Some(TemplateEvent::Ready(_))));

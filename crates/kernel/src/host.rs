@@ -5,11 +5,12 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use kernelhost_forkserver::client::TemplateError;
 use kernelhost_forkserver::profile::Profile;
 use kernelhost_forkserver::template::{TemplateEvent, Templates};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot};
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use crate::event::{Event, Failure, FailureCode, KernelNumber, PublicState, Reply, RequestId, Sink};
 use crate::launch::{Launcher, boot};
@@ -80,8 +81,8 @@ impl Host {
     pub fn warm(&self, request: RequestId, environment: Vec<(String, String)>) {
         let (launcher, sink) = (self.launcher.clone(), self.sink.clone());
         self.runtime.spawn(async move {
-            let failed = |message| {
-                let (code, stderr_tail) = (FailureCode::KernelStart, String::new());
+            let failed = |code, message| {
+                let stderr_tail = String::new();
                 Reply::Failed(Box::new(Failure {
                     code,
                     message,
@@ -92,13 +93,19 @@ impl Host {
             };
             let options = &launcher.options;
             let reply = if options.launch == LaunchMode::Spawn {
-                failed("There is no template to warm: launch is 'spawn'.".to_owned())
+                failed(
+                    FailureCode::KernelStart,
+                    "There is no template to warm: launch is 'spawn'.".to_owned(),
+                )
             } else {
                 let profile = Profile::new(&options.python, options.shell, &options.preload, &environment);
-                let deadline = Instant::now() + WARM_LIMIT;
-                match launcher.templates.acquire(&profile, &environment, deadline).await {
+                match launcher.templates.acquire(&profile, &environment, WARM_LIMIT).await {
                     Ok(warm) => Reply::Template(warm.template.facts.clone()),
-                    Err(error) => failed(format!("The template could not be started: {error}")),
+                    Err(TemplateError::Closed) => failed(FailureCode::KernelClosed, "The host is closed.".to_owned()),
+                    Err(error) => failed(
+                        FailureCode::KernelStart,
+                        format!("The template could not be started: {error}"),
+                    ),
                 }
             };
             sink(vec![Event::Settled { request, reply }]);

@@ -120,10 +120,13 @@ impl Attempt {
         let mut launch = Launch::Fork;
         match launcher.options.launch {
             LaunchMode::Spawn => launch = Launch::Spawn,
-            LaunchMode::Fork => self.fork(request, deadline).await.map_err(Problem::Message)?,
+            LaunchMode::Fork => self
+                .fork(request, limit, "startTimeoutMs")
+                .await
+                .map_err(Problem::Message)?,
             LaunchMode::Auto => {
                 // Half of the time is kept for the cold start that may follow.
-                if let Err(why) = self.fork(request, Instant::now() + limit / 2).await {
+                if let Err(why) = self.fork(request, limit / 2, "half of startTimeoutMs").await {
                     self.fell_back = Some(why);
                     launch = Launch::Spawn;
                 }
@@ -142,15 +145,20 @@ impl Attempt {
         Ok((self.ready(deadline, limit).await?, launch))
     }
 
-    async fn fork(&mut self, request: &Request, deadline: Instant) -> Result<(), String> {
+    /// `named`: what the limit is called where the user sees it.
+    async fn fork(&mut self, request: &Request, limit: Duration, named: &str) -> Result<(), String> {
+        let deadline = Instant::now() + limit;
         let (host, kernel) = (&request.launcher.options, &request.kernel);
         let templates = &request.launcher.templates;
         let profile = Profile::new(&host.python, host.shell, &host.preload, &kernel.environment);
         let warm = templates
-            .acquire(&profile, &kernel.environment, deadline)
+            .acquire(&profile, &kernel.environment, limit)
             .await
             .map_err(|error| match error {
                 TemplateError::Spawn(error) => unrunnable(&error.to_string()),
+                TemplateError::TimedOut { .. } => {
+                    format!("the template was not ready within {} ({named})", duration(limit))
+                }
                 error => format!("the template could not be used: {error}"),
             })?;
         let Wires {
