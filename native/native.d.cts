@@ -57,7 +57,8 @@ export interface Cell {
   outputs: Array<Output>
   executionCount: number
   durationMs: number
-  life: Life
+  /** Of the life it ran on, which `started` has told: building it anew for each cell would take as long as the rest. */
+  generation: number
   recovered: Recovered | null
 }
 

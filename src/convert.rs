@@ -229,7 +229,7 @@ impl From<event::CellResult> for dto::Cell {
             outputs: from.outputs.into_iter().map(dto::Output::from).collect(),
             execution_count: from.execution_count,
             duration_ms: ms(from.duration),
-            life: from.life.into(),
+            generation: from.generation,
             recovered: from.recovered.map(|recovered| dto::Recovered {
                 exit: (&*recovered.exit).into(),
                 state: dto::RecoveredState::Fresh,

@@ -220,7 +220,8 @@ pub struct Cell {
     pub outputs: Vec<Output>,
     pub execution_count: u32,
     pub duration_ms: f64,
-    pub life: Life,
+    /// Of the life it ran on, which `started` has told: building it anew for each cell would take as long as the rest.
+    pub generation: u32,
     pub recovered: Option<Recovered>,
 }
 

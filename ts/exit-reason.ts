@@ -45,10 +45,7 @@ export interface ExitReason {
   message: string;
 }
 
+/** The addon's object is the public one. Its type says of a signal's name only that it is a string. */
 export function toExitReason(exit: NativeExitReason): ExitReason {
-  const { status } = exit;
-  // The addon names signals as Node does; its type says only that the name is a string.
-  return status.kind === 'signaled'
-    ? { ...exit, status: { ...status, signal: status.signal as NodeJS.Signals } }
-    : { ...exit, status };
+  return exit as NativeExitReason & { status: ExitStatus };
 }

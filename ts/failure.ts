@@ -14,9 +14,10 @@ import {
 } from './errors.ts';
 import { toExitReason } from './exit-reason.ts';
 import type { NativeFailure, NativeReply } from './native.ts';
-import { toCellResult } from './result.ts';
+import { type Life, toCellResult } from './result.ts';
 
-export function toError(failure: NativeFailure): KernelHostError {
+/** `life`: the one that a partial result ran on. */
+export function toError(failure: NativeFailure, life: Life | null = null): KernelHostError {
   const exit = failure.exit === null ? null : toExitReason(failure.exit);
   switch (failure.code) {
     case 'ERR_KERNEL_DIED':
@@ -24,7 +25,7 @@ export function toError(failure: NativeFailure): KernelHostError {
       return new KernelDiedError(
         failure.message,
         exit,
-        failure.partial === null ? null : toCellResult(failure.partial),
+        failure.partial === null || life === null ? null : toCellResult(failure.partial, life),
       );
     case 'ERR_KERNEL_START':
       return new KernelStartError(failure.message, exit, failure.stderrTail);
@@ -41,8 +42,12 @@ export function toError(failure: NativeFailure): KernelHostError {
 export type ReplyOf<Kind extends NativeReply['kind']> = Extract<NativeReply, { kind: Kind }>;
 
 /** The reply, if it is of the kind that was asked for; otherwise the failure as an error. */
-export function expectReply<Kind extends NativeReply['kind']>(reply: NativeReply, kind: Kind): ReplyOf<Kind> {
+export function expectReply<Kind extends NativeReply['kind']>(
+  reply: NativeReply,
+  kind: Kind,
+  life: Life | null = null,
+): ReplyOf<Kind> {
   if (reply.kind === kind) return reply as ReplyOf<Kind>;
-  if (reply.kind === 'failed') throw toError(reply.failure);
+  if (reply.kind === 'failed') throw toError(reply.failure, life);
   throw new KernelHostError('ERR_INTERNAL', `bug in kernelhost: a reply "${reply.kind}" came where "${kind}" was due`);
 }

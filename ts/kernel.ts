@@ -7,7 +7,7 @@
 import { EventEmitter } from 'node:events';
 import { Credit } from './credit.ts';
 import type { Dispatcher, KernelEvent, OutputSink } from './dispatcher.ts';
-import { InvalidOptionError } from './errors.ts';
+import { InvalidOptionError, KernelHostError } from './errors.ts';
 import { type ExitReason, toExitReason } from './exit-reason.ts';
 import { expectReply, type ReplyOf } from './failure.ts';
 import type { NativeKernel, NativeReply } from './native.ts';
@@ -68,6 +68,8 @@ export class Kernel extends EventEmitter<KernelEvents> {
   readonly #closed: () => void;
   readonly #credit: Credit;
   #lastExit: ExitReason | null = null;
+  /** The newest life that `started` has told of. */
+  #life: Life | null = null;
   #closing: Promise<void> | null = null;
 
   /** @internal */
@@ -116,7 +118,8 @@ export class Kernel extends EventEmitter<KernelEvents> {
     const { onOutput } = cell;
     if (onOutput === undefined) {
       const { reply } = this.#run(cell, null);
-      return toCellResult(this.#expect(await reply, 'cell', cell.signal).cell);
+      const settled = await reply;
+      return this.#cellResult(settled, this.#life, cell.signal);
     }
     const queue = new OutputQueue(onOutput, this.#credit.add);
     // A call is pending until its listener is done, also after the cell is over.
@@ -124,8 +127,10 @@ export class Kernel extends EventEmitter<KernelEvents> {
     try {
       const { reply } = this.#run(cell, queue.push);
       const settled = await reply;
+      // By the time the listener is done, another life may have started.
+      const life = this.#life;
       await queue.drained();
-      return toCellResult(this.#expect(settled, 'cell', cell.signal).cell);
+      return this.#cellResult(settled, life, cell.signal);
     } finally {
       release();
     }
@@ -221,7 +226,7 @@ export class Kernel extends EventEmitter<KernelEvents> {
   ): Promise<CellResult> {
     const settled = await reply;
     try {
-      return toCellResult(this.#expect(settled, 'cell', signal).cell);
+      return this.#cellResult(settled, this.#life, signal);
     } catch (error) {
       if (error instanceof Error && error !== signal?.reason) {
         const frames = begun.stack?.split('\n').slice(1).join('\n') ?? '';
@@ -241,8 +246,19 @@ export class Kernel extends EventEmitter<KernelEvents> {
     this.#expect(settled, 'done');
   }
 
+  #cellResult(reply: NativeReply, life: Life | null, signal: AbortSignal | undefined): CellResult {
+    const { cell } = this.#expect(reply, 'cell', signal, life);
+    if (life === null) throw new KernelHostError('ERR_INTERNAL', 'bug in kernelhost: a result came before its life');
+    return toCellResult(cell, life);
+  }
+
   /** The reply of the kind that was asked for, or the error. An abort gives the reason the caller aborted with. */
-  #expect<Kind extends NativeReply['kind']>(reply: NativeReply, kind: Kind, signal?: AbortSignal): ReplyOf<Kind> {
+  #expect<Kind extends NativeReply['kind']>(
+    reply: NativeReply,
+    kind: Kind,
+    signal?: AbortSignal,
+    life: Life | null = null,
+  ): ReplyOf<Kind> {
     if (reply.kind === 'exit') this.#noteExit(toExitReason(reply.exit));
     if (reply.kind === 'failed') {
       const { code, exit } = reply.failure;
@@ -254,7 +270,7 @@ export class Kernel extends EventEmitter<KernelEvents> {
           : new DOMException('The stream was left before its cell began.', 'AbortError');
       }
     }
-    return expectReply(reply, kind);
+    return expectReply(reply, kind, life);
   }
 
   #noteExit(exit: ExitReason): void {
@@ -264,7 +280,8 @@ export class Kernel extends EventEmitter<KernelEvents> {
   #handle(event: KernelEvent): void {
     switch (event.kind) {
       case 'started':
-        this.emit('start', toLife(event.life));
+        this.#life = toLife(event.life);
+        this.emit('start', this.#life);
         break;
       case 'exited': {
         const exit = toExitReason(event.exit);

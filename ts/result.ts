@@ -88,7 +88,8 @@ function toBundle(json: string): MimeBundle {
   return JSON.parse(json) as MimeBundle;
 }
 
-export function toCellResult(cell: NativeCell): CellResult {
+/** `life`: the one it ran on, as its `started` event told. */
+export function toCellResult(cell: NativeCell, life: Life): CellResult {
   const outputs = cell.outputs.map(toOutput);
   const displays: Display[] = [];
   let data: MimeBundle | null = null;
@@ -111,7 +112,7 @@ export function toCellResult(cell: NativeCell): CellResult {
     error,
     executionCount: cell.executionCount,
     durationMs: cell.durationMs,
-    life: toLife(cell.life),
+    life,
     recovered:
       cell.recovered === null
         ? null

@@ -93,6 +93,11 @@ export class MockKernel implements NativeKernel {
   }
 }
 
+function isResult(event: NativeHostEvent): boolean {
+  if (event.kind !== 'settled') return false;
+  return event.reply.kind === 'cell' || (event.reply.kind === 'failed' && event.reply.failure.partial !== null);
+}
+
 export class MockNative {
   readonly calls: Call[] = [];
   readonly kernels: MockKernel[] = [];
@@ -108,8 +113,13 @@ export class MockNative {
       NativeHost: class implements NativeHost {
         constructor(options: NativeHostOptions, onEvents: (events: NativeHostEvent[]) => void) {
           mock.options = options;
-          mock.send = (...events) =>
+          let told = false;
+          mock.send = (...given) =>
             new Promise((resolve, reject) => {
+              // The addon gives no result of a life that it has not told of.
+              const events: NativeHostEvent[] =
+                told || !given.some(isResult) ? given : [{ kind: 'started', kernel: 1, life: life() }, ...given];
+              told ||= events.some((event) => event.kind === 'started');
               setImmediate(() => {
                 try {
                   onEvents(events);
@@ -175,7 +185,7 @@ export function cell(change: Partial<NativeCell> = {}): NativeCell {
     outputs: [],
     executionCount: 1,
     durationMs: 1,
-    life: life(),
+    generation: 1,
     recovered: null,
     ...change,
   };

@@ -6,11 +6,11 @@ import { inspect } from 'node:util';
 import * as errors from '../../ts/errors.ts';
 import { toError } from '../../ts/failure.ts';
 import { loadError } from '../../ts/native.ts';
-import { cell, exitReason, failure } from '../helpers/mock-native.ts';
+import { cell, exitReason, failure, life } from '../helpers/mock-native.ts';
 
 test('each failure code becomes its class', () => {
   const exit = exitReason();
-  const died = toError(failure('ERR_KERNEL_DIED', { exit, partial: cell({ stdout: 'half' }) }));
+  const died = toError(failure('ERR_KERNEL_DIED', { exit, partial: cell({ stdout: 'half' }) }), life());
   assert.ok(died instanceof errors.KernelDiedError);
   assert.deepEqual(died.exit, exit);
   assert.equal(died.partial?.stdout, 'half');

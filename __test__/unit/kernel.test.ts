@@ -60,7 +60,7 @@ test('a caller sees its rejection before the exit event, and lastExit in both', 
     { kind: 'started', kernel: 1, life: life(2) },
   );
   await call;
-  assert.deepEqual(log, ['rejected 1', 'exit true', 'host exit true', 'start 2']);
+  assert.deepEqual(log, ['start 1', 'rejected 1', 'exit true', 'host exit true', 'start 2']);
 });
 
 test('start event, then start resolves', async () => {

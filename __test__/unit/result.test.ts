@@ -4,7 +4,7 @@ import { toCellResult } from '../../ts/result.ts';
 import { cell, exitReason, life } from '../helpers/mock-native.ts';
 
 test('an empty cell has no value, no error and no outputs', () => {
-  assert.deepEqual(toCellResult(cell()), {
+  assert.deepEqual(toCellResult(cell(), life()), {
     status: 'ok',
     text: null,
     data: null,
@@ -39,6 +39,7 @@ test('outputs keep their order and bundles are parsed', () => {
         { kind: 'value', dataJson: '{"text/plain":"2","text/html":"<b>2</b>"}', metadataJson: '{}' },
       ],
     }),
+    life(),
   );
   assert.deepEqual(
     result.outputs.map(({ kind }) => kind),
@@ -55,6 +56,7 @@ test('outputs keep their order and bundles are parsed', () => {
 test('a value without text/plain has data and no text', () => {
   const result = toCellResult(
     cell({ outputs: [{ kind: 'value', dataJson: '{"image/png":"eA=="}', metadataJson: '{}' }] }),
+    life(),
   );
   assert.equal(result.text, null);
   assert.deepEqual(result.data, { 'image/png': 'eA==' });
@@ -62,12 +64,12 @@ test('a value without text/plain has data and no text', () => {
 
 test('an error is found among the outputs', () => {
   const error = { name: 'ValueError', value: 'no', traceback: ['line'] };
-  const result = toCellResult(cell({ status: 'error', outputs: [{ kind: 'error', ...error }] }));
+  const result = toCellResult(cell({ status: 'error', outputs: [{ kind: 'error', ...error }] }), life());
   assert.deepEqual(result.error, error);
 });
 
 test('what a new life replaced is told', () => {
   const exit = exitReason();
-  const result = toCellResult(cell({ recovered: { exit, state: 'fresh', lostCells: 3 } }));
+  const result = toCellResult(cell({ recovered: { exit, state: 'fresh', lostCells: 3 } }), life());
   assert.deepEqual(result.recovered, { exit, state: 'fresh', lostCells: 3 });
 });

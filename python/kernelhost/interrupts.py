@@ -7,7 +7,7 @@ Must not know: what a cell is.
 | ------------------------------------------------------- | ------------------------------------------------------ |
 | no cell runs                                            | nothing; an id of a cell still to come is remembered   |
 | the pipe names other cells only                         | nothing                                                |
-| inside a frame that was called through a *gate*         | KeyboardInterrupt                                      |
+| inside a *gate*, or a frame called through one          | KeyboardInterrupt                                      |
 | the event loop waits for the cell, no user frame inside | the cell's task is cancelled                           |
 | inside a *wall*, or in our own code between gates       | kept, and raised when the next gate is entered         |
 
@@ -34,7 +34,10 @@ _SURPLUS_SECONDS = 1.0
 
 
 def gate(function):
-    """Marks a function whose callees are user code. It does nothing but call them."""
+    """Marks a function whose callees are user code. It checks for what was kept, calls them, and does nothing else.
+
+    Its own frame counts as user code: an interrupt in it, before or after the call, is an exception of the call.
+    """
     GATES.add(function.__code__)
     return function
 
@@ -52,19 +55,18 @@ def driver(function):
 
 
 def _place(frame):
-    inner = user = False
+    user = False
     while frame is not None:
         code = frame.f_code
         if code in WALLS:
             return _HELD
         if code in GATES:
-            return _USER if inner else _HELD
+            return _USER
         if code in DRIVERS:
             return _USER if user else _WAITING
         if not user:
             name = frame.f_globals.get("__name__")
             user = not isinstance(name, str) or name.partition(".")[0] not in _MACHINERY
-        inner = True
         frame = frame.f_back
     return _HELD
 

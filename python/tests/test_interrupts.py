@@ -128,6 +128,7 @@ count
         for life in self.lives():
             life.start_cell("import time\nprint('go')\ntime.sleep(60)")
             life.wait_output("go")
+            time.sleep(0.05)
             os.kill(life.pid, signal.SIGINT)
             done = life.end_cell()
             self.assert_error(done, "KeyboardInterrupt")
@@ -217,3 +218,22 @@ Slow()
             for life in self.lives(shells=("plain",)):
                 os.kill(life.pid, number)
                 self.assertEqual(life.wait(), -number)
+
+    def test_an_interrupt_between_two_statements_is_not_lost(self):
+        # Each statement is a round trip through the shell's own code, where an interrupt is only kept.
+        code = (
+            "n = 0\n"
+            + "n += 1\n" * 400
+            + "print('go')\n"
+            + "n += 1\n" * 400
+            + "import time\nwhile True: time.sleep(0.01)"
+        )
+        for life in self.lives(launches=("fork",)):
+            for n in range(25):
+                life.start_cell(code)
+                life.wait_output("go")
+                until = time.perf_counter() + n * 0.0004
+                while time.perf_counter() < until:
+                    pass
+                life.interrupt()
+                self.assert_interrupted(life.end_cell(deadline=5))

@@ -148,7 +148,7 @@ pub struct CellResult {
     pub outputs: Vec<Output>,
     pub execution_count: u32,
     pub duration: Duration,
-    pub life: LifeFacts,
+    pub generation: u32,
     pub recovered: Option<Recovered>,
 }
 

@@ -306,11 +306,11 @@ impl Session {
             next,
         });
         self.shared.pid.store(0, Ordering::Release);
-        self.apply_ended(Arc::new(exit), facts);
+        self.apply_ended(Arc::new(exit));
     }
 
-    /// The facts of the life that is gone are still needed for the partial result.
-    fn apply_ended(&mut self, exit: Arc<ExitReason>, facts: LifeFacts) {
+    fn apply_ended(&mut self, exit: Arc<ExitReason>) {
+        let generation = exit.generation;
         let partial = self.cell.take().map(|cell| {
             let status = if exit.cause == Cause::Timeout {
                 CellStatus::TimedOut
@@ -318,7 +318,7 @@ impl Session {
                 CellStatus::Interrupted
             };
             let request = cell.request;
-            (request, result(&cell, status, &Done::default(), facts, None))
+            (request, result(&cell, status, &Done::default(), generation, None))
         });
         // What JavaScript had not taken yet of this life's output does not hold the next one up.
         self.shared.credit.forgive();
@@ -459,7 +459,7 @@ impl Session {
                 recovered,
             } => {
                 let finished = match (self.cell.take(), &self.life) {
-                    (Some(cell), Some((_, facts))) => Some(result(&cell, status, &done, facts.clone(), recovered)),
+                    (Some(cell), Some((_, facts))) => Some(result(&cell, status, &done, facts.generation, recovered)),
                     _ => None,
                 };
                 finished.map_or_else(|| bug("a result without its cell"), |cell| Reply::Cell(Box::new(cell)))
@@ -584,7 +584,7 @@ fn result(
     cell: &RunningCell,
     status: CellStatus,
     done: &Done,
-    life: LifeFacts,
+    generation: u32,
     recovered: Option<Recovered>,
 ) -> CellResult {
     let Collected {
@@ -603,7 +603,7 @@ fn result(
         outputs,
         execution_count: done.execution_count,
         duration: cell.began.elapsed(),
-        life,
+        generation,
         recovered,
     }
 }

@@ -31,7 +31,8 @@ _AT_THE_END = ("last_expr", "last_expr_or_assign")
 
 
 @gate
-def _execute(code, global_names, local_names):
+def _execute(check, code, global_names, local_names):
+    check()
     exec(code, global_names, local_names)
 
 
@@ -194,11 +195,12 @@ class Shell(InteractiveShell):
         __tracebackhide__ = "__ipython_bottom__"
         self.depth += 1
         try:
-            self.life.interrupts.check()
+            check = self.life.interrupts.check
             if async_:
+                check()
                 await eval(code_obj, self.user_global_ns, self.user_ns)
             else:
-                _execute(code_obj, self.user_global_ns, self.user_ns)
+                _execute(check, code_obj, self.user_global_ns, self.user_ns)
         except BaseException as error:
             if isinstance(error, GeneratorExit):
                 raise

@@ -19,12 +19,14 @@ _FUTURES = 0x1FE0000
 
 
 @gate
-def _evaluate(code, namespace):
+def _evaluate(check, code, namespace):
+    check()
     return eval(code, namespace)
 
 
 @gate
-def _bundle(value):
+def _bundle(check, value):
+    check()
     return bundles.bundle_of(value)
 
 
@@ -113,18 +115,17 @@ class PlainShell:
             self.futures = flags = flags | (first.co_flags & _FUTURES)
         if last is not None:
             last = compile(last, name, "eval", _FLAGS | flags, True)
-        self.life.interrupts.check()
+        check = self.life.interrupts.check
         if (first is not None and first.co_flags & _COROUTINE) or (last is not None and last.co_flags & _COROUTINE):
             value = self.life.loop.drive(self._run_in_loop(first, last))
         else:
             if first is not None:
-                _evaluate(first, self.namespace)
-            value = None if last is None else _evaluate(last, self.namespace)
+                _evaluate(check, first, self.namespace)
+            value = None if last is None else _evaluate(check, last, self.namespace)
         if value is None or silent:
             return
         builtins._ = value
-        self.life.interrupts.check()
-        bundle = _bundle(value)
+        bundle = _bundle(check, value)
         if bundle is not None:
             self.life.outbox.keep_value(*bundle)
 
