@@ -116,14 +116,15 @@ impl Host {
     pub fn close(&self, request: RequestId, grace: Duration) {
         let kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let (launcher, sink) = (self.launcher.clone(), self.sink.clone());
-        self.runtime.spawn(async move {
-            let mut closing = Vec::new();
-            for kernel in kernels {
-                let (closed, wait) = oneshot::channel();
-                if kernel.send(Command::CloseForHost(grace, closed)).is_ok() {
-                    closing.push(wait);
-                }
+        // Posted from here, so that no later call of the same caller overtakes it.
+        let mut closing = Vec::new();
+        for kernel in kernels {
+            let (closed, wait) = oneshot::channel();
+            if kernel.send(Command::CloseForHost(grace, closed)).is_ok() {
+                closing.push(wait);
             }
+        }
+        self.runtime.spawn(async move {
             for closed in closing {
                 // Dropped, not sent: either way the kernel is closed.
                 timeout(grace + Duration::from_secs(5), closed).await.ok();

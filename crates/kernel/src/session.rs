@@ -272,15 +272,16 @@ impl Session {
 
     async fn ended(&mut self) {
         let Some((life, facts)) = self.life.take() else { return };
+        // Looked at before the last steps, which take their time.
+        let cell = self.cell.as_ref().map(|cell| InterruptedCell {
+            code: cell.code.clone(),
+            running: cell.began.elapsed(),
+        });
         let finished = life.finish().await;
         for (stream, text) in finished.texts {
             self.text(stream, text);
         }
         let verdict = self.machine.verdict(&finished.status);
-        let cell = self.cell.as_ref().map(|cell| InterruptedCell {
-            code: cell.code.clone(),
-            running: cell.began.elapsed(),
-        });
         let exit = ExitReason {
             status: finished.status,
             cause: verdict.cause,
