@@ -196,13 +196,17 @@ test('C28: what a preloaded module printed and did not flush is not printed by a
   const host = startHost(t, {
     launch: 'fork',
     preload: ['noisy'],
-    defaults: { env: { PYTHONPATH: folder }, inheritEnv: 'all' },
+    defaults: {
+      // With it the C library would hold nothing back.
+      env: { PYTHONPATH: folder, PYTHONUNBUFFERED: undefined },
+      inheritEnv: 'all',
+    },
   });
   for (let round = 0; round < 3; round++) {
     const kernel = host.kernel();
     const background: string[] = [];
     kernel.on('output', (output) => background.push(JSON.stringify(output)));
-    const result = await ok(kernel, 'import noisy; print("mine")');
+    const result = await ok(kernel, 'import ctypes, noisy; print("mine"); _ = ctypes.CDLL(None).fflush(None)');
     assert.deepEqual([result.stdout, result.stderr], ['mine\n', '']);
     // At its exit the C library writes what it still holds.
     const exit = await kernel.kill('SIGTERM');

@@ -184,6 +184,27 @@ for (const shell of shells) {
     assert.equal(kernel.generation, 1);
   });
 
+  test(`an abort that comes as its cell ends never reaches the cell behind it (${shell})`, async (t) => {
+    const kernel = kernelOf(t, shell);
+    await ok(kernel, 'import time');
+    let interrupted = 0;
+    for (let round = 0; round < 150; round++) {
+      const controller = new AbortController();
+      const cell = kernel.execute(`time.sleep(0.001)\n${round}`, { signal: controller.signal });
+      const following = kernel.execute(`sum(range(3000)); ${round}`);
+      // From well before its end to well after it, in steps that no timer has.
+      const at = performance.now() + (round % 30) / 10;
+      while (performance.now() < at) await new Promise(setImmediate);
+      controller.abort();
+      const [first, second] = await Promise.allSettled([cell, following]);
+      if (first.status === 'rejected' || first.value.status === 'interrupted') interrupted += 1;
+      assert.ok(second.status === 'fulfilled');
+      assert.deepEqual([second.value.status, second.value.text], ['ok', String(round)], `round ${round}`);
+    }
+    assert.ok(interrupted > 0 && interrupted < 150, `${interrupted} of 150 came in time`);
+    assert.equal(kernel.generation, 1);
+  });
+
   test(`a time limit gives "timed-out" with the output so far, and the life goes on (${shell})`, async (t) => {
     const kernel = kernelOf(t, shell);
     await ok(kernel, 'kept = 1');

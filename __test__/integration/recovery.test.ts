@@ -152,11 +152,8 @@ describe('recovery after an end', () => {
   test('C19: no call is lost over 200 restarts', async (t) => {
     const { kernel } = await startKernel(t);
     const lives = livesOf(kernel);
-    let exits = 0;
-    kernel.on('exit', ({ cause }) => {
-      assert.equal(cause, 'restart');
-      exits += 1;
-    });
+    const causes: string[] = [];
+    kernel.on('exit', ({ cause }) => causes.push(cause));
     for (let round = 1; round <= 200; round++) {
       const [life, result] = await within(
         `round ${round}`,
@@ -169,7 +166,7 @@ describe('recovery after an end', () => {
       assert.equal(result.recovered?.exit.generation, round);
       assert.equal(kernel.state, 'idle');
     }
-    assert.equal(exits, 200);
+    assert.deepEqual(causes, Array(200).fill('restart'));
     assert.equal(lives.length, 200);
   });
 
@@ -299,8 +296,8 @@ describe('calls on a kernel that is dead', () => {
   }
 });
 
-describe('C16: after a close nothing is ever started', () => {
-  test('a hundred kernels are closed and killed in the same tick', async (t) => {
+describe('after a close', () => {
+  test('C16: a hundred kernels are closed and killed in the same tick, and none starts again', async (t) => {
     const host = startHost(t);
     for (let round = 0; round < 100; round++) {
       const kernel = host.kernel();
@@ -321,7 +318,7 @@ describe('C16: after a close nothing is ever started', () => {
     assert.deepEqual(host.kernels, []);
   });
 
-  test('hosts are closed and all their kernels killed in the same tick', async (t) => {
+  test('C16: hosts are closed and all their kernels killed in the same tick, and none starts again', async (t) => {
     for (let round = 0; round < 15; round++) {
       const host = startHost(t, { shell: 'plain' });
       const kernels = Array.from({ length: 4 }, () => host.kernel());
@@ -347,7 +344,7 @@ describe('C16: after a close nothing is ever started', () => {
     }
   });
 
-  test('calls that follow the close of a host, in the same tick or later, are turned away', async (t) => {
+  test('C16: calls that follow the close of a host, in the same tick or later, are turned away', async (t) => {
     for (let round = 0; round < 10; round++) {
       const host = startHost(t, { shell: 'plain' });
       const [idle, absent] = [host.kernel(), host.kernel()];

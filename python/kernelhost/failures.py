@@ -50,6 +50,19 @@ def users_part(trace):
     return None
 
 
+def without_our_frames(trace):
+    """The same traceback without the frames of ours that stand in its middle or at its end."""
+    kept = []
+    while trace is not None:
+        if not is_ours(trace.tb_frame.f_code):
+            kept.append(trace)
+        trace = trace.tb_next
+    whole = None
+    for each in reversed(kept):
+        whole = type(each)(whole, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return whole
+
+
 def _drop_our_frames(report, seen):
     if report is None or id(report) in seen:
         return

@@ -109,7 +109,10 @@ class ValueHook(DisplayHook):
         finally:
             failed, shell.format_failures = shell.format_failures, None
         if failed and "text/plain" not in data:
-            # A value that has no text is a failure of its cell, not a note on stderr.
+            # A value that has no text is a failure of its cell, not a note on stderr. An interrupt inside IPython's
+            # printer can come out of it as another error.
+            if shell.life.interrupts.struck:
+                raise KeyboardInterrupt from None
             raise failed[-1]
         for error in failed:
             shell.showtraceback((type(error), error, error.__traceback__))
@@ -231,7 +234,7 @@ class Shell(InteractiveShell):
         return self.failure or {"ename": type(exception).__name__, "evalue": "", "traceback": []}
 
     def _describe(self, error):
-        trace = failures.users_part(error.__traceback__)
+        trace = failures.without_our_frames(failures.users_part(error.__traceback__))
         if isinstance(error, SyntaxError) and not self.depth:
             # The cell has not run: what is on the stack is the way to the compiler.
             error, trace = _without_incompleteness(error), None
