@@ -8,6 +8,9 @@ import os
 import sys
 
 _STANDARD = range(1, 7)
+_FIRST_FREE = 7
+# `SeedSequence()` draws 128 bits; a seed that somebody chose is smaller.
+_DRAWN = 1 << 64
 _LOCALE_VARIABLES = ("LC_ALL", "LC_CTYPE", "LANG")
 
 
@@ -15,15 +18,47 @@ def lead_session():
     os.setsid()
 
 
-def place_descriptors(descriptors):
-    """Moves the six wires to the numbers they have in a spawned life, and closes all others."""
+def reserve_standard_numbers():
+    """In the template, before anything is loaded: what libraries open gets none of the numbers of a life's wires."""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    while null < _FIRST_FREE:
+        null = os.dup(null)
+    os.close(null)
+
+
+def descriptors_of_libraries():
+    """The descriptors of shared objects that are mapped: libffi keeps one of itself, to map its trampolines from.
+
+    Without it the first new ctypes callback of a fork would fail, or map whatever file has got the number since.
+    """
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if int(name) >= _FIRST_FREE and ".so" in target:
+            found.append((int(name), target))
+    if not found:
+        return []
+    with open("/proc/self/maps") as maps:
+        mapped = maps.read()
+    return sorted(fd for fd, target in found if target in mapped)
+
+
+def place_descriptors(descriptors, kept):
+    """Moves the six wires to the numbers they have in a spawned life, and closes all others but the `kept` ones."""
     import fcntl
 
     # Out of the way first: the numbers that they came with may be the numbers that others have to get.
     parked = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 32) for fd in descriptors]
     for fd, number in zip(parked, _STANDARD, strict=True):
         os.dup2(fd, number, inheritable=number < 3)
-    os.closerange(7, max(os.sysconf("SC_OPEN_MAX"), 1 << 16))
+    first = _FIRST_FREE
+    for fd in kept:
+        os.closerange(first, fd)
+        first = fd + 1
+    os.closerange(first, max(os.sysconf("SC_OPEN_MAX"), 1 << 16))
 
 
 def arm_lifeline(fd):
@@ -86,12 +121,29 @@ def _take_locale():
         pass
 
 
-def forget_randomness():
+def generators():
+    """In the template, before its objects are frozen: the numpy generators whose seed was drawn and not chosen."""
+    if "numpy.random" not in sys.modules:
+        return []
+    import gc
+
+    found = []
+    for thing in gc.get_objects():
+        bits = getattr(thing, "bit_generator", None) if type(thing).__name__ == "Generator" else None
+        entropy = getattr(getattr(bits, "seed_seq", None), "entropy", None)
+        if isinstance(entropy, int) and entropy >= _DRAWN:
+            found.append(bits)
+    return found
+
+
+def forget_randomness(generators):
     """Random numbers and names that are drawn from here on are this life's own. `random` has reseeded itself."""
     modules = sys.modules
     numpy_random = modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
+    for bits in generators:
+        bits.state = type(bits)().state
     tempfile = modules.get("tempfile")
     if tempfile is not None:
         tempfile.tempdir = None
@@ -121,12 +173,31 @@ def forget_folder():
             process.ORIGINAL_DIR = None
 
 
-def become(descriptors, environment):
+def rename_main_thread():
+    """Before 3.13 the main thread keeps the number it had in the template."""
+    threading = sys.modules.get("threading")
+    rename = getattr(getattr(threading, "_main_thread", None), "_set_native_id", None)
+    if rename is not None:
+        rename()
+
+
+class Inheritance:
+    """What of a template its forks must treat with care: found once, when everything is loaded."""
+
+    __slots__ = ("descriptors", "generators")
+
+    def __init__(self):
+        self.descriptors = descriptors_of_libraries()
+        self.generators = generators()
+
+
+def become(descriptors, environment, inheritance):
     """All of it, in the order in which the parts need each other."""
     lead_session()
-    place_descriptors(descriptors)
+    place_descriptors(descriptors, inheritance.descriptors)
     arm_lifeline(6)
     reset_signals()
     take_environment(environment)
-    forget_randomness()
+    forget_randomness(inheritance.generators)
     forget_processes()
+    rename_main_thread()

@@ -35,6 +35,13 @@ def as_interactive():
     sys.orig_argv = [sys.executable]
 
 
+def sources():
+    """The files and folders whose change makes what is imported here out of date."""
+    folders = [entry for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))]
+    found = [sys.executable, os.path.join(sys.prefix, "pyvenv.cfg"), *folders]
+    return [path for path in found if os.path.exists(path)]
+
+
 def new_main_module():
     """A fresh `__main__`, with what an interactive Python puts into it, in place of the one that holds boot.py."""
     import builtins

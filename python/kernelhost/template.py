@@ -69,6 +69,7 @@ def serve():
     """Runs the template. Returns only in forked children, with their Fork."""
     for fd in (_CONTROL, _LIFELINE):
         os.set_inheritable(fd, False)
+    fresh.reserve_standard_numbers()
     install()
     template = Template()
     try:
@@ -93,6 +94,7 @@ class Template:
         self.by_pidfd = {}
         self.shell = None
         self.pools = None
+        self.inheritance = None
 
     def run(self):
         try:
@@ -106,13 +108,19 @@ class Template:
         except BaseException as error:
             self._send(wires.TEMPLATE_FAILED, 0, {"stage": "python", "error": failures.report_of(error)})
             sys.exit(1)
+        self.inheritance = fresh.Inheritance()
         self._open_watch()
         self._disarm()
         self._settle_memory()
         self._send(
             wires.TEMPLATE_READY,
             0,
-            {**introduction(self.shell.name), "preloaded": preloaded, "cannotFork": why_not_to_fork()},
+            {
+                **introduction(self.shell.name),
+                "preloaded": preloaded,
+                "sources": searchpath.sources(),
+                "cannotFork": why_not_to_fork(),
+            },
         )
         return self._serve()
 
@@ -303,7 +311,7 @@ class Template:
         if pid == 0:
             try:
                 self._let_go()
-                fresh.become(given, environment)
+                fresh.become(given, environment, self.inheritance)
                 self.pools.lift()
             except BaseException as error:
                 # This must not run on into the template's own ways of failing.

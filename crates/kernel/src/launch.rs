@@ -157,7 +157,11 @@ impl Attempt {
             .map_err(|error| match error {
                 TemplateError::Spawn(error) => unrunnable(&error.to_string()),
                 TemplateError::TimedOut { .. } => {
-                    format!("the template was not ready within {} ({named})", duration(limit))
+                    format!(
+                        "the template of {} was not ready within {} ({named})",
+                        host.python,
+                        duration(limit)
+                    )
                 }
                 error => format!("the template could not be used: {error}"),
             })?;
@@ -257,14 +261,18 @@ async fn end(request: &Request, mut life: Box<Life>, problem: Problem) -> StartF
         life.wait_for_end(Duration::from_secs(5)).await;
     }
     let finished = life.finish().await;
+    let python = &request.launcher.options.python;
     let (cause, detail) = match problem {
         Problem::Cancelled(cause) => (cause, Some(format!("it was still starting when {}", gave_up(cause)))),
         Problem::Message(text) | Problem::Says(text) | Problem::Broken(text) => (Cause::StartFailed, Some(text)),
         Problem::NotReady { limit } => (
             Cause::StartFailed,
-            Some(format!("it was not ready within {} (startTimeoutMs)", duration(limit))),
+            Some(format!(
+                "{python} was not ready within {} (startTimeoutMs)",
+                duration(limit)
+            )),
         ),
-        Problem::Ended => (Cause::StartFailed, None),
+        Problem::Ended => (Cause::StartFailed, Some(format!("{python} ended before it was ready"))),
     };
     let exit = ExitReason {
         status: finished.status,

@@ -21,10 +21,15 @@ def make(wanted, main):
 
 
 def _ipython(main):
-    try:
-        with without_user_paths():
+    import warnings
+
+    # What a version of IPython warns of concerns us and not the user, and must not keep a kernel from starting.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with without_user_paths():
+                from .ipython import make_shell
+        except ImportError:
+            # IPython may be installed in a folder of PYTHONPATH.
             from .ipython import make_shell
-    except ImportError:
-        # IPython may be installed in a folder of PYTHONPATH.
-        from .ipython import make_shell
-    return make_shell(main)
+        return make_shell(main)

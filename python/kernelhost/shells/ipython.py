@@ -12,6 +12,7 @@ import sys
 import warnings
 from contextlib import contextmanager
 
+from IPython import version_info
 from IPython.core import interactiveshell
 from IPython.core.autocall import IPyAutocall
 from IPython.core.displayhook import DisplayHook
@@ -334,7 +335,7 @@ def _holds_group(error):
 
 def _configuration():
     config = Config()
-    config.InteractiveShell.colors = "NoColor"
+    config.InteractiveShell.colors = "nocolor" if version_info >= (9,) else "NoColor"
     config.InteractiveShell.autocall = 0
     config.InteractiveShell.banner1 = ""
     config.HistoryManager.enabled = False

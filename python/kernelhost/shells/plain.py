@@ -102,8 +102,16 @@ class PlainShell:
             return Outcome(self.count, self._failure(error))
         return Outcome(self.count)
 
-    def _run(self, code, name, silent):
+    def _compile(self, code, name):
+        """The statements and the last expression of a cell, each compiled, or None where there are none."""
         flags = self.futures
+        # One line that is an expression needs no syntax tree, which is most of the time that a small cell takes. A line
+        # that begins with a blank, or whose escapes may be warned of, is left to the way that reports it right.
+        if "\n" not in code and "\\" not in code and code[:1] not in (" ", "\t", "\f", ""):
+            try:
+                return None, compile(code, name, "eval", _FLAGS | flags, True)
+            except SyntaxError:
+                pass
         tree = compile(code, name, "exec", _ONLY_AST | flags, True)
         body = tree.body
         last = None
@@ -115,6 +123,10 @@ class PlainShell:
             self.futures = flags = flags | (first.co_flags & _FUTURES)
         if last is not None:
             last = compile(last, name, "eval", _FLAGS | flags, True)
+        return first, last
+
+    def _run(self, code, name, silent):
+        first, last = self._compile(code, name)
         check = self.life.interrupts.check
         if (first is not None and first.co_flags & _COROUTINE) or (last is not None and last.co_flags & _COROUTINE):
             value = self.life.loop.drive(self._run_in_loop(first, last))
