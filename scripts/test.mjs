@@ -6,6 +6,7 @@
 // | __test__/{unit,cli}                | yes         | –                                          |
 // | __test__/integration               | all         | core*.test.ts                              |
 // | python/tests (unittest)            | yes         | yes                                        |
+// | the same without IPython           | yes         | –                                          |
 //
 // The main Python is 3.14 where it is among them, because the story the project began with is about it; else the newest.
 //
@@ -46,6 +47,7 @@ main(async () => {
   );
   await nodeSuite(`integration, Python ${primary.version}`, testFiles('integration'), primary);
   await pythonSuite(primary);
+  await pythonSuite(primary, 'plain');
   for (const python of others) {
     await nodeSuite(`core, Python ${python.version}`, testFiles('integration', /(^|\/)core[^/]*\.test\.ts$/), python);
     await pythonSuite(python);
@@ -63,11 +65,14 @@ async function nodeSuite(name, files, python) {
   await suite(name, node, ['--test', '--test-reporter=spec', ...files], pythonEnvironment(python));
 }
 
-async function pythonSuite(python) {
-  if (!existsSync(at('python', 'tests'))) return;
-  const { ipython } = environmentsOf(python);
-  const args = ['-m', 'unittest', 'discover', '-s', 'python/tests', '-t', 'python'];
-  await suite(`Python ${python.version}`, ipython, args, pythonEnvironment(python));
+/** `shell`: 'ipython' or 'plain', the environment that the suite runs in and whose kernels it tests. */
+async function pythonSuite(python, shell = 'ipython') {
+  const interpreter = environmentsOf(python)[shell];
+  const numpy = output(interpreter, ['-c', 'import numpy']) !== null;
+  await suite(`Python ${python.version}, ${shell}`, interpreter, ['-m', 'unittest', 'discover', '-s', 'python/tests'], {
+    KERNELHOST_TEST_PYTHON: interpreter,
+    ...(numpy ? { KERNELHOST_TEST_NUMPY: '1' } : {}),
+  });
 }
 
 async function suite(name, command, args, env) {

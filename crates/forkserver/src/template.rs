@@ -15,6 +15,8 @@ use crate::profile::Profile;
 /// Templates alive at once; a kernel that would need one more is spawned cold. Each costs about as much memory as one cold
 /// kernel.
 const MAX_TEMPLATES: usize = 4;
+/// A template that has not been asked for this long makes room for another, once there are as many as there may be.
+const IDLE_BEFORE_REPLACED: Duration = Duration::from_mins(1);
 /// A template that has forked this often is replaced, so that what slowly grows in it does not grow for ever.
 const MAX_FORKS: u64 = 10_000;
 /// How long a template may take to get ready, when those who wait for it have more patience: preloads can be large.
@@ -38,6 +40,7 @@ type Outcome = Result<Arc<Warm>, TemplateError>;
 pub struct Warm {
     pub template: Template,
     forks: AtomicU64,
+    asked: Mutex<Instant>,
 }
 
 enum Slot {
@@ -99,7 +102,7 @@ impl Templates {
                 Ok(starting) => starting,
                 Err(known) => {
                     if let Ok(warm) = &known {
-                        warm.forks.fetch_add(1, Ordering::Relaxed);
+                        warm.note_use();
                     }
                     return known;
                 }
@@ -169,7 +172,7 @@ impl Templates {
             Some(Slot::Ready(_) | Slot::Starting(_)) => {}
             None => {
                 let in_use = slots.values().filter(|slot| slot.is_in_use()).count();
-                if in_use >= MAX_TEMPLATES {
+                if in_use >= MAX_TEMPLATES && !make_room(&mut slots) {
                     return Err(Err(TemplateError::TooMany(in_use)));
                 }
             }
@@ -237,6 +240,7 @@ impl Templates {
         let warm = Arc::new(Warm {
             template,
             forks: AtomicU64::new(1),
+            asked: Mutex::new(Instant::now()),
         });
         if is_ours {
             slots.insert(profile.clone(), Slot::Ready(warm.clone()));
@@ -245,7 +249,27 @@ impl Templates {
     }
 }
 
+/// Lets go of the template that has been idle longest, if that is long enough. It goes on until its last kernel has ended.
+fn make_room(slots: &mut HashMap<Profile, Slot>) -> bool {
+    let idle = slots.iter().filter_map(|(profile, slot)| match slot {
+        Slot::Ready(warm) => Some((*lock(&warm.asked), profile)),
+        _ => None,
+    });
+    let longest = idle
+        .min_by_key(|(asked, _)| *asked)
+        .map(|(asked, profile)| (asked, profile.clone()));
+    match longest {
+        Some((asked, profile)) if asked.elapsed() >= IDLE_BEFORE_REPLACED => slots.remove(&profile).is_some(),
+        _ => false,
+    }
+}
+
 impl Warm {
+    fn note_use(&self) {
+        self.forks.fetch_add(1, Ordering::Relaxed);
+        *lock(&self.asked) = Instant::now();
+    }
+
     fn usable(&self) -> bool {
         !self.template.has_ended() && self.forks.load(Ordering::Relaxed) < MAX_FORKS && !self.template.is_stale()
     }

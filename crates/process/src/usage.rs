@@ -59,13 +59,18 @@ pub fn live(pid: i32) -> io::Result<LiveUsage> {
     })
 }
 
-/// The largest resident size so far of this very process.
+/// The largest resident size so far of this very process, rounded up by what the figure may lag behind: Linux counts pages per
+/// CPU and adds them up now and then.
 pub fn own_peak() -> u64 {
+    const LAG_BYTES_PER_CPU: u64 = 256 * 1024;
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    peak.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok())
+    let peak = peak
+        .and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok())
         .unwrap_or(0)
-        * 1024
+        * 1024;
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    peak + LAG_BYTES_PER_CPU * u64::try_from(cpus).unwrap_or(1)
 }
 
 fn ticks_per_second() -> u64 {
