@@ -1,35 +1,27 @@
 //! One running template: the task that talks to it, and the handles to it and to what it forks.
 //!
-//! The task owns the control socket, the pidfd and every pending request. A handle posts messages to it. The template is
-//! ended when no handle and no forked life is left, or when it is told to shut down.
+//! The task owns the process and every pending request. A handle posts messages to it. The template is ended when no handle
+//! and no forked life is left, or when it is told to shut down.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use kernelhost_process::exit_reason::{Cause, ExitReason, ExitStatus, Telling};
-use kernelhost_process::lifeline::{self, Lifeline};
+use kernelhost_process::exit_reason::{Cause, ExitReason, ExitStatus};
 use kernelhost_process::pidfd::Pidfd;
-use kernelhost_process::reap;
-use kernelhost_process::spawn::{Program, SpawnError, spawn};
-use kernelhost_process::stderr_tail::{StderrTail, crash_traceback};
-use kernelhost_process::terminate::kill_group;
 use kernelhost_process::usage::ResourceUsage;
-use rustix::pipe::{PipeFlags, pipe_with};
-use tokio::io::unix::AsyncFd;
-use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::frame::{Frame, FrameError};
+use crate::process::{ProcessEvent, Refusal, TemplateProcess};
 use crate::profile::Profile;
-use crate::protocol::{
-    Ended, ForkFailed, Forked, PROTOCOL, Prepare, Released, Shell, StartFailure, TemplateReady, kind, parse, payload,
-};
-use crate::socket::{FrameSocket, Receives, SocketError};
+use crate::protocol::{Ended, ForkFailed, Forked, PROTOCOL, Prepare, Released, kind, parse, payload};
+use crate::socket::SocketError;
+
+pub use crate::process::TemplateError;
 
 /// How long a template may take to end after its control socket was closed, before it is killed: it has only to kill its
 /// kernels and leave.
@@ -43,39 +35,6 @@ pub struct TemplateFacts {
     pub python_version: String,
     pub preloaded: Vec<String>,
     pub ready: Duration,
-}
-
-/// Why there is no template.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum TemplateError {
-    #[error("{0}")]
-    Spawn(Arc<SpawnError>),
-    #[error("the template's wires could not be made: {0}")]
-    Wires(Arc<io::Error>),
-    #[error("{}", .0.message)]
-    Ended(Box<ExitReason>),
-    #[error("the template was not ready within {limit_ms} ms{}", said(.stderr_tail))]
-    TimedOut { limit_ms: u128, stderr_tail: String },
-    #[error("{0}")]
-    Failed(StartFailure),
-    #[error("a fork would be unsound: {0}")]
-    CannotFork(String),
-    #[error("the template broke the wire format: {0}")]
-    Frame(#[from] FrameError),
-    #[error("{0} templates are in use already, for other start-up environments")]
-    TooMany(usize),
-    #[error("nobody waited for it any more")]
-    Cancelled,
-    #[error("the host is closed")]
-    Closed,
-}
-
-fn said(tail: &str) -> String {
-    if tail.is_empty() {
-        String::new()
-    } else {
-        format!("; it printed \"{}\"", tail.trim())
-    }
 }
 
 /// Why a fork did not come about.
@@ -310,6 +269,10 @@ impl ForkedLife {
         }
     }
 
+    pub fn has_reported(&self) -> bool {
+        matches!(*self.end.borrow(), LifeEnd::Reported(_))
+    }
+
     /// Whether the template still holds the pid, so that it cannot be reused.
     pub fn holds_pid(&self) -> bool {
         *self.end.borrow() != LifeEnd::TemplateGone && !self.commands.is_closed()
@@ -328,192 +291,6 @@ impl Drop for ForkedLife {
     fn drop(&mut self) {
         if !self.released {
             self.commands.send(Command::Abandon { fork: self.fork }).ok();
-        }
-    }
-}
-
-/// The process and its wires.
-struct TemplateProcess {
-    subject: String,
-    pidfd: AsyncFd<Pidfd>,
-    control: FrameSocket,
-    outputs: [Option<pipe::Receiver>; 2],
-    tail: StderrTail,
-    _lifeline: Lifeline,
-}
-
-enum Refusal {
-    Says(TemplateError),
-    Ended,
-}
-
-enum ProcessEvent {
-    Frame(Result<Option<Frame>, SocketError>),
-    Ended,
-}
-
-impl TemplateProcess {
-    fn spawn(profile: &Profile, environment: &[(String, String)], boot: &str) -> Result<Self, TemplateError> {
-        let wires = |error: io::Error| TemplateError::Wires(Arc::new(error));
-        let null = File::open("/dev/null").map_err(wires)?;
-        let (control, their_control) = FrameSocket::pair(Receives::Descriptors).map_err(wires)?;
-        let (stdout, their_stdout) = output_pipe().map_err(wires)?;
-        let (stderr, their_stderr) = output_pipe().map_err(wires)?;
-        let (lifeline, their_lifeline) = lifeline::lifeline().map_err(wires)?;
-        let pidfd = spawn(&Program {
-            path: &profile.interpreter,
-            arguments: &[boot, "template"],
-            environment,
-            descriptors: &[
-                null.as_fd(),
-                their_stdout.as_fd(),
-                their_stderr.as_fd(),
-                their_control.as_fd(),
-                their_lifeline.as_fd(),
-            ],
-        })
-        .map_err(|error| TemplateError::Spawn(Arc::new(error)))?;
-        // A child that has ended already cannot be armed, and need not be.
-        lifeline::arm(their_lifeline.as_fd(), pidfd.pid()).ok();
-        Ok(Self {
-            subject: format!("template of {}", profile.interpreter),
-            pidfd: pidfd.watched().map_err(wires)?,
-            control,
-            outputs: [Some(stdout), Some(stderr)],
-            tail: StderrTail::default(),
-            _lifeline: lifeline,
-        })
-    }
-
-    /// The next frame or the end, whichever comes first; reads what the process prints meanwhile.
-    async fn event(&mut self) -> ProcessEvent {
-        let [stdout, stderr] = &mut self.outputs;
-        loop {
-            tokio::select! {
-                biased;
-                frame = self.control.receive() => return ProcessEvent::Frame(frame),
-                _ = self.pidfd.readable() => return ProcessEvent::Ended,
-                text = read_some(stdout) => self.tail.push(&text),
-                text = read_some(stderr) => self.tail.push(&text),
-            }
-        }
-    }
-
-    async fn handshake(&mut self) -> Result<TemplateReady, Refusal> {
-        match self.event().await {
-            ProcessEvent::Frame(Ok(Some(frame))) => match frame.kind {
-                kind::TEMPLATE_READY => {
-                    let ready: TemplateReady = parse(&frame).map_err(|error| Refusal::Says(error.into()))?;
-                    if ready.protocol != PROTOCOL {
-                        let why = format!("it speaks version {} of the protocol, not {PROTOCOL}", ready.protocol);
-                        return Err(Refusal::Says(FrameError::Payload { kind: frame.kind, why }.into()));
-                    }
-                    Ok(ready)
-                }
-                kind::TEMPLATE_FAILED => Err(Refusal::Says(
-                    parse::<StartFailure>(&frame).map_or_else(TemplateError::from, TemplateError::Failed),
-                )),
-                other => Err(Refusal::Says(FrameError::UnknownKind(other).into())),
-            },
-            ProcessEvent::Frame(Ok(None) | Err(SocketError::Io(_))) | ProcessEvent::Ended => Err(Refusal::Ended),
-            ProcessEvent::Frame(Err(SocketError::Frame(error))) => Err(Refusal::Says(error.into())),
-        }
-    }
-
-    fn kill(&self) {
-        kill_group(self.pidfd.get_ref(), true).ok();
-    }
-
-    /// Makes sure that the process is gone, and reaps it. One that is about to end by itself is given a moment, so that its own
-    /// status is told and not our kill.
-    async fn kill_and_reap(&mut self) -> ExitStatus {
-        const ENDS_BY_ITSELF: Duration = Duration::from_millis(200);
-        if timeout_at(Instant::now() + ENDS_BY_ITSELF, self.pidfd.readable())
-            .await
-            .is_err()
-        {
-            self.kill();
-            self.pidfd.readable().await.ok();
-        }
-        self.reap()
-    }
-
-    fn reap(&mut self) -> ExitStatus {
-        let status = match reap::peek(self.pidfd.get_ref()) {
-            Ok(Some(status)) => status,
-            Ok(None) => ExitStatus::Unknown {
-                why: "it had not ended when it was looked at".to_owned(),
-            },
-            Err(error) => ExitStatus::Unknown {
-                why: format!("waiting for it failed: {error}"),
-            },
-        };
-        self.kill();
-        for output in self.outputs.iter().flatten() {
-            // What was printed before the end is in the pipe; a descendant that holds it open must not hold us up.
-            let mut bytes = [0; 8192];
-            while let Ok(count @ 1..) = rustix::io::read(output, &mut bytes) {
-                self.tail.push(&bytes[..count]);
-            }
-        }
-        reap::reap(self.pidfd.get_ref(), 0).ok();
-        status
-    }
-
-    fn exit_reason(&self, status: ExitStatus, cause: Option<Cause>, began: Instant) -> ExitReason {
-        let stderr_tail = self.tail.text();
-        let next = match cause {
-            Some(Cause::StartFailed) if !stderr_tail.is_empty() => format!("It printed \"{}\".", stderr_tail.trim()),
-            Some(_) => String::new(),
-            None => "Its kernels go on; the next start warms a new template.".to_owned(),
-        };
-        let reason = ExitReason {
-            cause: cause.unwrap_or_else(|| Cause::of_its_own(&status)),
-            status,
-            evidence: Vec::new(),
-            pid: self.pidfd.get_ref().pid(),
-            generation: 0,
-            uptime: began.elapsed(),
-            usage: None,
-            crash_traceback: crash_traceback(&stderr_tail),
-            stderr_tail,
-            cell: None,
-            message: String::new(),
-        };
-        reason.told(&Telling {
-            subject: &self.subject,
-            detail: None,
-            next: &next,
-        })
-    }
-}
-
-/// A pipe for what a child prints: our end does not block.
-pub fn output_pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
-    let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-    rustix::io::ioctl_fionbio(&read, true)?;
-    Ok((pipe::Receiver::from_owned_fd(read)?, write))
-}
-
-/// Reads once. Forgets the pipe at its end of file. Never ready without a pipe.
-async fn read_some(output: &mut Option<pipe::Receiver>) -> Vec<u8> {
-    let Some(pipe) = output else {
-        return std::future::pending().await;
-    };
-    let mut bytes = vec![0; 8192];
-    let result = match pipe.readable().await {
-        Ok(()) => pipe.try_read(&mut bytes),
-        Err(error) => Err(error),
-    };
-    match result {
-        Ok(count @ 1..) => {
-            bytes.truncate(count);
-            bytes
-        }
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Vec::new(),
-        Ok(_) | Err(_) => {
-            *output = None;
-            Vec::new()
         }
     }
 }
@@ -684,38 +461,11 @@ impl Task {
     }
 }
 
-impl TemplateProcess {
-    /// Closes the control socket, which tells the template to end, and waits.
-    async fn close(&mut self, grace: Duration) -> ExitStatus {
-        if let Ok((silent, _)) = FrameSocket::pair(Receives::FramesOnly) {
-            self.control = silent;
-        } else {
-            self.kill();
-        }
-        if timeout_at(Instant::now() + grace, self.pidfd.readable()).await.is_err() {
-            self.kill();
-            self.pidfd.readable().await.ok();
-        }
-        self.reap()
-    }
-}
-
 /// The pidfd that came with the reply, if it is that process's; else a new one, which is safe because the template keeps the
 /// pid until it is told otherwise.
 fn open_forked(received: Option<OwnedFd>, pid: i32) -> io::Result<Pidfd> {
     match received.map(|fd| Pidfd::received(fd, pid)).filter(Pidfd::owns_pid) {
         Some(pidfd) => Ok(pidfd),
         None => Pidfd::open(pid),
-    }
-}
-
-/// The shell names as the API spells them.
-impl std::fmt::Display for Shell {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str(match self {
-            Self::Auto => "auto",
-            Self::Ipython => "ipython",
-            Self::Plain => "plain",
-        })
     }
 }

@@ -5,6 +5,7 @@
 
 pub mod client;
 pub mod frame;
+pub mod process;
 pub mod profile;
 pub mod protocol;
 pub mod socket;

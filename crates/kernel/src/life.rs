@@ -6,8 +6,9 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use kernelhost_forkserver::client::{ForkedLife, LifeEnd, output_pipe};
+use kernelhost_forkserver::client::{ForkedLife, LifeEnd};
 use kernelhost_forkserver::frame::FrameError;
+use kernelhost_forkserver::process::output_pipe;
 use kernelhost_process::lifeline::{self, Lifeline};
 use kernelhost_process::pidfd::Pidfd;
 use kernelhost_process::reap::{self, ExitStatus};
@@ -31,6 +32,8 @@ const UNREACHABLE: Duration = Duration::from_secs(1);
 const DRAIN: Duration = Duration::from_millis(50);
 /// How long the reaper may take for its answers. A healthy template needs less than a millisecond.
 const REAPER: Duration = Duration::from_millis(500);
+/// How long a template may take to report an end before the zombie itself is asked. One that is stopped never reports.
+const REPORT: Duration = Duration::from_millis(100);
 /// How long the rest of the process group may take to vanish after SIGKILL.
 const GROUP: Duration = Duration::from_millis(500);
 /// One read of a pipe: the default size of a pipe's buffer.
@@ -407,7 +410,11 @@ impl Life {
         self.drain().await;
         let usage = match self.reaper {
             Reaper::Here { peak } => reap::reap(self.pidfd.get_ref(), peak).ok().flatten(),
-            Reaper::Template(life) => life.release(Instant::now() + REAPER).await,
+            Reaper::Template(life) => {
+                // One that has not even reported the end is not waited for long.
+                let limit = if life.has_reported() { REAPER } else { REPORT };
+                life.release(Instant::now() + limit).await
+            }
         };
         if !confirm_group_gone(self.pidfd.get_ref(), GROUP).await {
             tracing::warn!(pid, "something of the process group is still there");
@@ -440,7 +447,7 @@ impl Life {
                 },
             };
         };
-        let end = life.end(Instant::now() + REAPER).await;
+        let end = life.end(Instant::now() + REPORT).await;
         if let LifeEnd::Reported(status) = end {
             return status;
         }
