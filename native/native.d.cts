@@ -78,7 +78,7 @@ export interface EnvironmentVariable {
   value: string
 }
 
-export type ExitCause = 'exit-call' | 'crash' | 'external-signal' | 'close' | 'restart' | 'kill' | 'timeout' | 'start-failed' | 'protocol-error' | 'unknown'
+export type ExitCause = 'exit-call' | 'crash' | 'out-of-memory' | 'external-signal' | 'close' | 'restart' | 'kill' | 'timeout' | 'memory-limit' | 'cpu-limit' | 'process-limit' | 'start-failed' | 'protocol-error' | 'unknown'
 
 export interface ExitCell {
   code: string
@@ -96,6 +96,7 @@ export interface ExitReason {
   stderrTail: string
   crashTraceback: string | null
   cell: ExitCell | null
+  leftovers: Leftovers
   message: string
 }
 
@@ -152,12 +153,23 @@ export interface KernelOptions {
   stuck: Stuck
   maxOutputBytes: number
   oomScoreAdj: number | null
+  limits: Limits
   recovery: Recovery
 }
 
 export type KernelState = 'absent' | 'starting' | 'idle' | 'running' | 'ending' | 'closed'
 
 export type LaunchMode = 'auto' | 'fork' | 'spawn'
+
+export interface Leftover {
+  pid: number
+  command: string
+}
+
+export interface Leftovers {
+  ended: Array<Leftover>
+  remaining: Array<RemainingLeftover>
+}
 
 export interface Life {
   pid: number
@@ -173,6 +185,14 @@ export interface Life {
 export type LifeLaunch = 'fork' | 'spawn'
 
 export type LifeShell = 'ipython' | 'plain'
+
+/** Whole numbers; null: no limit. */
+export interface Limits {
+  memoryBytes: number | null
+  cpuSeconds: number | null
+  openFiles: number | null
+  processes: number | null
+}
 
 export type Output =
   | { kind: 'text'; stream: OutputStream; text: string }
@@ -192,6 +212,12 @@ export interface Recovered {
 export type RecoveredState = 'fresh'
 
 export type Recovery = 'restart' | 'none'
+
+export interface RemainingLeftover {
+  pid: number
+  command: string
+  why: string
+}
 
 export type Reply =
   | { kind: 'done' }

@@ -1,4 +1,4 @@
-"""Entry of every Python process that the host starts: `boot.py kernel` or `boot.py template`.
+"""Entry of every Python process that the host starts: `boot.py kernel`, `template` or `warden`.
 
 Owns: the check of the interpreter's version, and the search path during our own imports.
 Must not know: anything about wires, shells or cells. Python 2.7 must be able to parse this file.
@@ -23,6 +23,10 @@ def main():
     finally:
         sys.path.remove(here)
     role = sys.argv[1] if len(sys.argv) == 2 else None
+    if role == "warden":
+        from kernelhost import warden
+
+        return warden.watch()
     if role == "kernel":
         with searchpath.without_user_paths():
             from kernelhost import runtime
@@ -32,7 +36,7 @@ def main():
             from kernelhost import runtime, template
         fork = template.serve()
         return runtime.start_forked(fork)
-    sys.stderr.write("usage: boot.py kernel|template\n")
+    sys.stderr.write("usage: boot.py kernel|template|warden\n")
     return 2
 
 

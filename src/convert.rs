@@ -5,6 +5,7 @@ use std::time::Duration;
 use kernelhost_kernel::event::{self, Event};
 use kernelhost_kernel::{options, output};
 use kernelhost_process::exit_reason::{self, Cause};
+use kernelhost_process::process_tree;
 use kernelhost_process::{signal, usage};
 
 use crate::dto;
@@ -77,6 +78,12 @@ impl From<dto::KernelOptions> for options::KernelOptions {
             },
             max_output_bytes: size(from.max_output_bytes),
             oom_score_adj: from.oom_score_adj,
+            limits: options::Limits {
+                memory_bytes: from.limits.memory_bytes.map(|limit| size(limit) as u64),
+                cpu_seconds: from.limits.cpu_seconds.map(|limit| size(limit) as u64),
+                open_files: from.limits.open_files.map(|limit| size(limit) as u64),
+                processes: from.limits.processes,
+            },
             recovery: match from.recovery {
                 dto::Recovery::Restart => options::Recovery::Restart,
                 dto::Recovery::None => options::Recovery::None,
@@ -160,7 +167,26 @@ impl From<&exit_reason::ExitReason> for dto::ExitReason {
                 code: cell.code.clone(),
                 running_ms: ms(cell.running),
             }),
+            leftovers: (&from.leftovers).into(),
             message: from.message.clone(),
+        }
+    }
+}
+
+impl From<&process_tree::Leftovers> for dto::Leftovers {
+    fn from(from: &process_tree::Leftovers) -> Self {
+        let ended = from.ended.iter().map(|process| dto::Leftover {
+            pid: process.pid,
+            command: process.command.clone(),
+        });
+        let remaining = from.remaining.iter().map(|remaining| dto::RemainingLeftover {
+            pid: remaining.process.pid,
+            command: remaining.process.command.clone(),
+            why: remaining.why.clone(),
+        });
+        Self {
+            ended: ended.collect(),
+            remaining: remaining.collect(),
         }
     }
 }
@@ -170,6 +196,10 @@ impl From<Cause> for dto::ExitCause {
         match from {
             Cause::ExitCall => Self::ExitCall,
             Cause::Crash => Self::Crash,
+            Cause::OutOfMemory => Self::OutOfMemory,
+            Cause::MemoryLimit => Self::MemoryLimit,
+            Cause::CpuLimit => Self::CpuLimit,
+            Cause::ProcessLimit => Self::ProcessLimit,
             Cause::ExternalSignal => Self::ExternalSignal,
             Cause::Close => Self::Close,
             Cause::Restart => Self::Restart,

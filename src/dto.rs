@@ -60,7 +60,17 @@ pub struct KernelOptions {
     pub stuck: Stuck,
     pub max_output_bytes: f64,
     pub oom_score_adj: Option<i32>,
+    pub limits: Limits,
     pub recovery: Recovery,
+}
+
+/// Whole numbers; null: no limit.
+#[napi(object, object_to_js = false, use_nullable = true)]
+pub struct Limits {
+    pub memory_bytes: Option<f64>,
+    pub cpu_seconds: Option<f64>,
+    pub open_files: Option<f64>,
+    pub processes: Option<u32>,
 }
 
 #[napi(object, object_to_js = false, use_nullable = true)]
@@ -126,11 +136,15 @@ pub enum ExitStatus {
 pub enum ExitCause {
     ExitCall,
     Crash,
+    OutOfMemory,
     ExternalSignal,
     Close,
     Restart,
     Kill,
     Timeout,
+    MemoryLimit,
+    CpuLimit,
+    ProcessLimit,
     StartFailed,
     ProtocolError,
     Unknown,
@@ -162,7 +176,27 @@ pub struct ExitReason {
     pub stderr_tail: String,
     pub crash_traceback: Option<String>,
     pub cell: Option<ExitCell>,
+    pub leftovers: Leftovers,
     pub message: String,
+}
+
+#[napi(object, object_from_js = false)]
+pub struct Leftovers {
+    pub ended: Vec<Leftover>,
+    pub remaining: Vec<RemainingLeftover>,
+}
+
+#[napi(object, object_from_js = false)]
+pub struct Leftover {
+    pub pid: i32,
+    pub command: String,
+}
+
+#[napi(object, object_from_js = false)]
+pub struct RemainingLeftover {
+    pub pid: i32,
+    pub command: String,
+    pub why: String,
 }
 
 #[napi(string_enum = "kebab-case")]

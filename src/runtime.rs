@@ -24,13 +24,13 @@ pub fn handle() -> Result<Handle> {
     thread::Builder::new()
         .name("kernelhost".to_owned())
         .spawn(move || {
-            // Blocking threads serve `usage()` only, and go away again.
+            // Blocking threads look at other processes, and go away again.
             let built = Builder::new_current_thread()
                 .enable_io()
                 .enable_time()
-                .max_blocking_threads(2)
+                .max_blocking_threads(4)
                 .thread_keep_alive(Duration::from_secs(1))
-                .thread_name("kernelhost-usage")
+                .thread_name("kernelhost-look")
                 .build();
             match built {
                 Ok(runtime) => {

@@ -17,11 +17,26 @@ export type ExitCause =
   | 'kill'
   | 'timeout'
   | 'memory-limit'
+  | 'cpu-limit'
+  | 'process-limit'
   | 'start-failed'
   | 'protocol-error'
   | 'host-lost'
   /** Neither the host's doing nor told by the operating system. */
   | 'unknown';
+
+export interface LeftoverProcess {
+  pid: number;
+  /** The command line. */
+  command: string;
+}
+
+export interface Leftovers {
+  /** What had to be ended. */
+  ended: LeftoverProcess[];
+  /** What could not be ended within two seconds, and why. */
+  remaining: (LeftoverProcess & { why: string })[];
+}
 
 export interface ExitReason {
   status: ExitStatus;
@@ -41,6 +56,8 @@ export interface ExitReason {
   crashTraceback: string | null;
   /** The cell that was running. */
   cell: { code: string; runningMs: number } | null;
+  /** What the life had started and was still there once it had ended. */
+  leftovers: Leftovers;
   /** One sentence a person can act on. */
   message: string;
 }

@@ -11,9 +11,16 @@ export {
   KernelStartError,
   UnsupportedPlatformError,
 } from './errors.ts';
-export type { ExitCause, ExitReason, ExitStatus } from './exit-reason.ts';
+export type { ExitCause, ExitReason, ExitStatus, LeftoverProcess, Leftovers } from './exit-reason.ts';
 export { Kernel, type KernelEvents, type KernelState, type Usage, type Warning } from './kernel.ts';
 export { KernelHost, type KernelHostEvents, type TemplateInfo } from './kernel-host.ts';
-export type { CloseOptions, ExecuteOptions, KernelHostOptions, KernelOptions, StartOptions } from './options.ts';
+export type {
+  CloseOptions,
+  ExecuteOptions,
+  KernelHostOptions,
+  KernelOptions,
+  Limits,
+  StartOptions,
+} from './options.ts';
 export type { CellResult, Display, Life, MimeBundle, Output, Recovered } from './result.ts';
 export type { CellStream } from './stream.ts';

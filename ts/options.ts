@@ -51,8 +51,24 @@ export interface KernelOptions {
   maxOutputBytes?: number | undefined;
   /** How ready the Linux kernel is to take this process first when memory runs out, -1000 to 1000. Default 500. */
   oomScoreAdj?: number | undefined;
+  /** What one life may take. Given to a kernel, they replace those of `defaults` as a whole. Default: no limits. */
+  limits?: Limits | undefined;
   /** 'restart': the next call gets a new life. 'none': stay absent until start() is called. Default 'restart'. */
   recovery?: 'restart' | 'none' | undefined;
+}
+
+export interface Limits {
+  /**
+   * What each process may ask for beyond which it gets a MemoryError (RLIMIT_DATA), and what the kernel and all it has
+   * started may have resident together, beyond which the life is ended (cause 'memory-limit'). At 90 % comes a `warning`.
+   */
+  memoryBytes?: number | undefined;
+  /** CPU time of each process, in seconds (RLIMIT_CPU). A kernel that has used it up is ended (cause 'cpu-limit'). */
+  cpuSeconds?: number | undefined;
+  /** Open files of each process (RLIMIT_NOFILE): beyond it, calls fail with EMFILE. */
+  openFiles?: number | undefined;
+  /** Processes of the kernel's tree, itself included. A kernel with more is ended (cause 'process-limit'). */
+  processes?: number | undefined;
 }
 
 export interface ExecuteOptions {
@@ -85,11 +101,19 @@ const DEFAULT_CLOSE_GRACE_MS = 2_000;
 const MAX_TIME_MS = 2 ** 31 - 1;
 const MAX_OUTPUT_BYTES = 2 ** 32 - 1;
 
+/** With less than this a kernel cannot work at all. */
+const LEAST_MEMORY_BYTES = 32 * 1024 * 1024;
+const LEAST_OPEN_FILES = 32;
+/** More than any Linux has. */
+const MAX_CPU_SECONDS = 2 ** 31 - 1;
+const MAX_OPEN_FILES = 2 ** 30;
+const MAX_PROCESSES = 2 ** 22;
+
 const launches = ['auto', 'fork', 'spawn'] as const;
 const shells = ['auto', 'ipython', 'plain'] as const;
 
 /** Named in the plan and in no release yet: refused by name, so that nobody believes that they work. */
-const laterOptions = ['limits', 'onCall', 'onInput'];
+const laterOptions = ['onCall', 'onInput'];
 
 /** A host's options in the addon's shape, and the defaults for its kernels. */
 export function readHostOptions(
@@ -137,6 +161,7 @@ export function readKernelOptions(
       'stuck',
       'maxOutputBytes',
       'oomScoreAdj',
+      'limits',
       'recovery',
     ],
     defaults,
@@ -152,7 +177,18 @@ export function readKernelOptions(
     stuck: read.choice('stuck', ['end', 'wait'] as const, 'end'),
     maxOutputBytes: read.integer('maxOutputBytes', 0, MAX_OUTPUT_BYTES) ?? DEFAULT_MAX_OUTPUT_BYTES,
     oomScoreAdj: read.integer('oomScoreAdj', -1000, 1000) ?? DEFAULT_OOM_SCORE_ADJ,
+    limits: readLimits(read.path('limits'), read.value('limits') ?? {}),
     recovery: read.choice('recovery', ['restart', 'none'] as const, 'restart'),
+  };
+}
+
+function readLimits(path: string, limits: unknown): NativeKernelOptions['limits'] {
+  const read = new Reader(path, limits as object, ['memoryBytes', 'cpuSeconds', 'openFiles', 'processes']);
+  return {
+    memoryBytes: read.integer('memoryBytes', LEAST_MEMORY_BYTES, Number.MAX_SAFE_INTEGER) ?? null,
+    cpuSeconds: read.integer('cpuSeconds', 1, MAX_CPU_SECONDS) ?? null,
+    openFiles: read.integer('openFiles', LEAST_OPEN_FILES, MAX_OPEN_FILES) ?? null,
+    processes: read.integer('processes', 1, MAX_PROCESSES) ?? null,
   };
 }
 

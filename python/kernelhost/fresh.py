@@ -11,6 +11,7 @@ _STANDARD = range(1, 7)
 _FIRST_FREE = 7
 # `SeedSequence()` draws 128 bits; a seed that somebody chose is smaller.
 _DRAWN = 1 << 64
+_MARKER = "KERNELHOST_LIFE"
 _LOCALE_VARIABLES = ("LC_ALL", "LC_CTYPE", "LANG")
 
 
@@ -109,6 +110,45 @@ def take_environment(wanted):
         _take_locale()
 
 
+def place_of_marker():
+    """In the template: where in memory the value of its marker stands that others see in procfs, and how long it is."""
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            environment = file.read()
+        with open("/proc/self/stat", "rb") as file:
+            start = int(file.read().rpartition(b")")[2].split()[47])  # env_start
+    except OSError:
+        return None
+    name = f"{_MARKER}=".encode()
+    for variable in environment.split(b"\0"):
+        if variable.startswith(name):
+            at = environment.index(b"\0" + variable) + 1 if not environment.startswith(variable) else 0
+            return start + at + len(name), len(variable) - len(name)
+    return None
+
+
+def show_marker(place):
+    """Others are to see this life's own marker, also in what it forks without a new program.
+
+    What procfs shows of an environment is the memory in which it came, and that is the template's until it is written over.
+    """
+    if place is None:
+        return
+    address, length = place
+    marker = os.environb.get(_MARKER.encode(), b"")
+    if len(marker) != length:
+        return
+    try:
+        memory = os.open("/proc/self/mem", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.pwrite(memory, marker, address)
+        finally:
+            os.close(memory)
+    except OSError:
+        # Where procfs is locked down the group, the session and the parents still tell.
+        pass
+
+
 def _take_locale():
     import _locale
 
@@ -184,11 +224,12 @@ def rename_main_thread():
 class Inheritance:
     """What of a template its forks must treat with care: found once, when everything is loaded."""
 
-    __slots__ = ("descriptors", "generators")
+    __slots__ = ("descriptors", "generators", "marker")
 
     def __init__(self):
         self.descriptors = descriptors_of_libraries()
         self.generators = generators()
+        self.marker = place_of_marker()
 
 
 def become(descriptors, environment, inheritance):
@@ -198,6 +239,7 @@ def become(descriptors, environment, inheritance):
     arm_lifeline(6)
     reset_signals()
     take_environment(environment)
+    show_marker(inheritance.marker)
     forget_randomness(inheritance.generators)
     forget_processes()
     rename_main_thread()

@@ -13,6 +13,7 @@ from .loop import Loop
 from .outbox import Outbox
 from .output import install
 
+_CPU_GRACE_SECONDS = 2
 _COLD_WIRES = (3, 4, 5, 6)
 _FROM_HOST = frozenset((wires.CONFIGURE, wires.EXECUTE, wires.SHUTDOWN))
 
@@ -116,6 +117,7 @@ class Life:
         shell.life = self
         shell.refresh()
         os.register_at_fork(after_in_child=self._after_fork_in_cell)
+        set_limits(configuration.get("limits") or {})
         init = configuration.get("init")
         if init:
             outcome = shell.run(init, True)
@@ -239,6 +241,25 @@ def set_oom_score(score):
                 os.close(fd)
         except OSError:
             pass
+
+
+def set_limits(limits):
+    """What Linux keeps of a kernel's limits. A limit that is lower already stays."""
+    import resource
+
+    wanted = (
+        (resource.RLIMIT_DATA, limits.get("memoryBytes"), 0),
+        # SIGXCPU ends what has used up its time; SIGKILL what ignores that.
+        (resource.RLIMIT_CPU, limits.get("cpuSeconds"), _CPU_GRACE_SECONDS),
+        (resource.RLIMIT_NOFILE, limits.get("openFiles"), 0),
+    )
+    for number, limit, grace in wanted:
+        if limit is None:
+            continue
+        soft, hard = resource.getrlimit(number)
+        hard = limit + grace if hard == resource.RLIM_INFINITY else min(hard, limit + grace)
+        soft = limit if soft == resource.RLIM_INFINITY else min(soft, limit)
+        resource.setrlimit(number, (min(soft, hard), hard))
 
 
 def enter(cwd):

@@ -26,6 +26,7 @@ from . import failures, fresh, searchpath, shells, wires
 from .output import install
 from .runtime import introduction, protocol_error
 from .threadpools import Pools
+from .warden import OPT_OUT, TRACKER
 
 _CONTROL, _LIFELINE = 3, 4
 _WIRES_OF_A_LIFE = 6
@@ -33,6 +34,8 @@ _FROM_HOST = frozenset((wires.PREPARE, wires.FORK, wires.RELEASE, wires.ABANDON)
 _RUNNING, _UNWANTED, _ENDED = "running", "unwanted", "ended"
 # Adopted orphans come in crowds, when a life with children ends; one look serves them all. The host waits for them.
 _ORPHAN_SECONDS = 0.001
+# What is killed is gone within milliseconds, unless it sits in an uninterruptible system call.
+_END_SECONDS = 0.4
 
 
 class Refused(Exception):
@@ -386,12 +389,7 @@ class Template:
     def _reap_orphans(self):
         """Descendants of lives whose parent has gone come to us. Our own children are not touched here."""
         ours = {child.pid for child in self.children.values()}
-        try:
-            with open(f"/proc/self/task/{os.getpid()}/children", "rb") as listing:
-                pids = [int(pid) for pid in listing.read().split()]
-        except OSError:
-            return
-        for pid in pids:
+        for pid in _own_children():
             if pid not in ours:
                 try:
                     os.waitpid(pid, os.WNOHANG)
@@ -399,10 +397,26 @@ class Template:
                     pass
 
     def end(self):
-        """The host is gone: so is everything that was forked for it."""
+        """The host is gone: so is everything that was forked for it, and what came to us when its parent was gone.
+
+        A child of ours is unreaped until we reap it, so its number is its own.
+        """
         for child in self.children.values():
             if child.state is not _ENDED:
                 kill(child.pid)
+        deadline = time.monotonic() + _END_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                left = [pid for pid in _own_children() if not _is_spared(pid)]
+                if not left:
+                    break
+                for pid in left:
+                    _kill_one(pid)
+                time.sleep(0.001)
         os._exit(0)
 
 
@@ -487,6 +501,34 @@ def kill(pid):
             send(pid, _signal.SIGKILL)
         except OSError:
             pass
+
+
+def _kill_one(pid):
+    try:
+        os.kill(pid, _signal.SIGKILL)
+    except OSError:
+        pass
+
+
+def _own_children():
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as listing:
+            return [int(pid) for pid in listing.read().split()]
+    except OSError:
+        return []
+
+
+def _is_spared(pid):
+    """Whether what we have adopted outlives its host: it opted out, or it cleans up after others and leaves by itself."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read().split(b"\0")
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            command = file.read()
+    except OSError:
+        return False
+    detached = any(each.startswith(OPT_OUT) and each != OPT_OUT for each in variables)
+    return detached or TRACKER in command
 
 
 def _close(descriptors):

@@ -6,11 +6,12 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use kernelhost_process::exit_reason::{Cause, ExitReason, ExitStatus};
 use kernelhost_process::pidfd::Pidfd;
+use kernelhost_process::process_tree::{Adopter, Identity};
 use kernelhost_process::usage::ResourceUsage;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -81,7 +82,22 @@ pub struct ForkedLife {
     fork: u64,
     end: watch::Receiver<LifeEnd>,
     commands: mpsc::UnboundedSender<Command>,
+    brood: Arc<Brood>,
     released: bool,
+}
+
+/// What a template has forked and not reaped, by fork number: what else it has as children, it has adopted.
+#[derive(Debug)]
+struct Brood {
+    template: Option<Identity>,
+    pids: Mutex<HashMap<u64, i32>>,
+}
+
+impl Brood {
+    fn pids(&self) -> MutexGuard<'_, HashMap<u64, i32>> {
+        // A map cannot be left half changed.
+        self.pids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[derive(Debug)]
@@ -175,8 +191,13 @@ impl Template {
             .collect();
         let (commands, inbox) = mpsc::unbounded_channel();
         let (exit_sender, exit) = watch::channel(None);
+        let brood = Arc::new(Brood {
+            template: Identity::of(facts.pid),
+            pids: Mutex::default(),
+        });
         let task = Task {
             process,
+            brood,
             inbox,
             commands: commands.downgrade(),
             pending: HashMap::new(),
@@ -278,6 +299,17 @@ impl ForkedLife {
         *self.end.borrow() != LifeEnd::TemplateGone && !self.commands.is_closed()
     }
 
+    /// The template, as the one to which the orphans of this life come. `None` once it is gone.
+    pub fn adopter(&self) -> Option<Adopter> {
+        let process = self.brood.template.filter(|_| self.holds_pid())?;
+        let pids = self.brood.pids();
+        Some(Adopter {
+            process,
+            own_children: pids.values().copied().collect(),
+            last_life: pids.keys().all(|fork| *fork == self.fork),
+        })
+    }
+
     /// Says that nobody will use the pid any more. `None`: the template did not answer in time, or is gone.
     pub async fn release(mut self, deadline: Instant) -> Option<ResourceUsage> {
         self.released = true;
@@ -297,6 +329,7 @@ impl Drop for ForkedLife {
 
 struct Task {
     process: TemplateProcess,
+    brood: Arc<Brood>,
     inbox: mpsc::UnboundedReceiver<Command>,
     /// For the lives it hands out; weak, so that the task itself does not keep the template alive.
     commands: mpsc::WeakUnboundedSender<Command>,
@@ -414,6 +447,7 @@ impl Task {
             kind::FORKED => {
                 let pid = parse::<Forked>(frame)?.pid;
                 let received = self.process.control.take_descriptor();
+                self.brood.pids().insert(frame.id, pid);
                 // A fork that nobody waits for has been abandoned already, and the template ends it.
                 if let (Some((_, _, reply)), Some(commands)) = (self.pending.remove(&frame.id), self.commands.upgrade())
                 {
@@ -423,6 +457,7 @@ impl Task {
                         fork: frame.id,
                         end,
                         commands,
+                        brood: self.brood.clone(),
                         released: false,
                     };
                     let answer = match open_forked(received, pid) {
@@ -451,6 +486,7 @@ impl Task {
             }
             kind::RELEASED => {
                 let usage = parse::<Released>(frame)?;
+                self.brood.pids().remove(&frame.id);
                 if let Some(reply) = self.releasing.remove(&frame.id) {
                     reply.send(usage.into()).ok();
                 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use kernelhost_process::exit_reason::{Cause, ExitReason, ExitStatus, Telling};
 use kernelhost_process::lifeline::{self, Lifeline};
 use kernelhost_process::pidfd::Pidfd;
+use kernelhost_process::process_tree::Leftovers;
 use kernelhost_process::reap;
 use kernelhost_process::spawn::{Program, SpawnError, spawn};
 use kernelhost_process::stderr_tail::{StderrTail, crash_traceback};
@@ -206,6 +207,7 @@ impl TemplateProcess {
             crash_traceback: crash_traceback(&stderr_tail),
             stderr_tail,
             cell: None,
+            leftovers: Leftovers::default(),
             message: String::new(),
         };
         reason.told(&Telling {

@@ -46,6 +46,16 @@ pub struct Configuration<'a> {
     pub shell: Shell,
     pub init: Option<&'a str>,
     pub oom_score_adj: Option<i32>,
+    pub limits: Rlimits,
+}
+
+/// What the life itself asks Linux to keep. `None`: as it is.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Rlimits {
+    pub memory_bytes: Option<u64>,
+    pub cpu_seconds: Option<u64>,
+    pub open_files: Option<u64>,
 }
 
 fn as_object<S: serde::Serializer>(pairs: &&[(String, String)], serializer: S) -> Result<S::Ok, S::Error> {

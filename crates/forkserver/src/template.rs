@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kernelhost_process::exit_reason::ExitReason;
+use kernelhost_process::marker;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
@@ -67,6 +68,8 @@ impl Slot {
 
 pub struct Templates {
     boot: String,
+    /// Of every template: a variable by which it and what it starts is found.
+    marker: (String, String),
     listener: Listener,
     slots: Mutex<HashMap<Profile, Slot>>,
     /// All that have been started and may still be alive, also those that are replaced and only wait for their last kernel.
@@ -77,10 +80,11 @@ pub struct Templates {
 }
 
 impl Templates {
-    /// `boot` is the path of `boot.py`.
-    pub fn new(boot: String, listener: impl Fn(TemplateEvent) + Send + Sync + 'static) -> Arc<Self> {
+    /// `boot` is the path of `boot.py`; `marker` is the value of the marker that templates carry.
+    pub fn new(boot: String, marker: String, listener: impl Fn(TemplateEvent) + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self {
             boot,
+            marker: (marker::VARIABLE.to_owned(), marker),
             listener: Arc::new(listener),
             slots: Mutex::default(),
             started: Mutex::default(),
@@ -182,7 +186,8 @@ impl Templates {
         slots.insert(profile.clone(), Slot::Starting(outcome.clone()));
         drop(slots);
         let (this, profile) = (self.clone(), profile.clone());
-        let environment = profile.template_environment(environment);
+        let mut environment = profile.template_environment(environment);
+        environment.push(self.marker.clone());
         self.starting.send_modify(|count| *count += 1);
         // Its own task: a caller that stops waiting does not stop the others' template.
         tokio::spawn(async move {

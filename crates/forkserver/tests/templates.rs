@@ -13,6 +13,7 @@ use kernelhost_forkserver::profile::Profile;
 use kernelhost_forkserver::protocol::{Configuration, PROTOCOL, Shell, payload};
 use kernelhost_forkserver::template::{TemplateEvent, Templates};
 use kernelhost_process::exit_reason::{Cause, ExitStatus};
+use kernelhost_process::marker::HostMark;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
@@ -28,9 +29,13 @@ struct Stand {
 fn stand() -> Stand {
     let (sender, events) = mpsc::unbounded_channel();
     let boot = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python/boot.py");
-    let templates = Templates::new(boot.to_str().unwrap().to_owned(), move |event| {
-        sender.send(event).ok();
-    });
+    let templates = Templates::new(
+        boot.to_str().unwrap().to_owned(),
+        HostMark::new().of_servant(),
+        move |event| {
+            sender.send(event).ok();
+        },
+    );
     let path = ("PATH".to_owned(), std::env::var("PATH").unwrap());
     Stand {
         templates,
@@ -79,6 +84,7 @@ fn configuration(environment: &[(String, String)]) -> Vec<u8> {
         env: environment,
         shell: Shell::Plain,
         init: None,
+        limits: kernelhost_forkserver::protocol::Rlimits::default(),
         oom_score_adj: None,
     })
 }

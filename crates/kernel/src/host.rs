@@ -8,15 +8,18 @@ use std::time::Duration;
 use kernelhost_forkserver::client::TemplateError;
 use kernelhost_forkserver::profile::Profile;
 use kernelhost_forkserver::template::{TemplateEvent, Templates};
+use kernelhost_process::marker::HostMark;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 
 use crate::event::{Event, Failure, FailureCode, KernelNumber, PublicState, Reply, RequestId, Sink};
 use crate::launch::{Launcher, boot};
+use crate::oom_watch::OomWatch;
 use crate::options::{CellRequest, HostOptions, KernelOptions, LaunchMode};
 use crate::session::{Command, Session, Shared};
 use crate::state::Input;
+use crate::warden::Warden;
 
 /// How long `warm` waits for a template.
 const WARM_LIMIT: Duration = Duration::from_secs(30);
@@ -38,7 +41,8 @@ impl Host {
     /// The runtime is the one thread on which every kernel is supervised.
     pub fn new(runtime: Handle, options: HostOptions, sink: Sink) -> Self {
         let told = sink.clone();
-        let templates = Templates::new(boot(&options), move |event| {
+        let mark = HostMark::new();
+        let templates = Templates::new(boot(&options), mark.of_servant(), move |event| {
             let (facts, exit) = match event {
                 TemplateEvent::Ready(facts) => (facts, None),
                 TemplateEvent::Ended(facts, exit) => (facts, Some(exit)),
@@ -46,9 +50,13 @@ impl Host {
             told(vec![Event::Template { facts, exit }]);
         });
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+        let warden = Warden::new(options.python.clone(), boot(&options), mark.clone());
         let launcher = Arc::new(Launcher {
             options,
             templates,
+            warden: Arc::new(warden),
+            mark,
+            oom: OomWatch::new(sink.clone()),
             cold_starts: Semaphore::new(cores * 2),
         });
         Self {
@@ -98,6 +106,7 @@ impl Host {
                     "There is no template to warm: launch is 'spawn'.".to_owned(),
                 )
             } else {
+                launcher.warden.ensure(&environment);
                 let profile = Profile::new(&options.python, options.shell, &options.preload, &environment);
                 match launcher.templates.acquire(&profile, &environment, WARM_LIMIT).await {
                     Ok(warm) => Reply::Template(warm.template.facts.clone()),
@@ -130,6 +139,7 @@ impl Host {
                 timeout(grace + Duration::from_secs(5), closed).await.ok();
             }
             launcher.templates.close().await;
+            launcher.warden.close().await;
             sink(vec![Event::Settled {
                 request,
                 reply: Reply::Done,

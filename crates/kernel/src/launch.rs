@@ -6,17 +6,20 @@ use std::time::Duration;
 
 use kernelhost_forkserver::client::{ForkError, TemplateError};
 use kernelhost_forkserver::profile::Profile;
-use kernelhost_forkserver::protocol::{Configuration, PROTOCOL, payload};
+use kernelhost_forkserver::protocol::{Configuration, PROTOCOL, Rlimits, payload};
 use kernelhost_forkserver::template::Templates;
 use kernelhost_process::exit_reason::{Cause, ExitReason, Telling, duration};
+use kernelhost_process::marker::{self, HostMark};
 use kernelhost_process::stderr_tail::crash_traceback;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::event::{Launch, LifeFacts};
+use crate::event::{KernelNumber, Launch, LifeFacts};
 use crate::life::{Life, LifeEvent, Wires};
+use crate::oom_watch::OomWatch;
 use crate::options::{HostOptions, KernelOptions, LaunchMode};
 use crate::state::StartFailed;
+use crate::warden::Warden;
 use crate::wire::{Message, Ready};
 
 /// A healthy template forks in a few milliseconds; one that has not answered by now is stopped or hanging.
@@ -28,12 +31,16 @@ const LEAVES_BY_ITSELF: Duration = Duration::from_millis(500);
 pub struct Launcher {
     pub options: HostOptions,
     pub templates: Arc<Templates>,
+    pub warden: Arc<Warden>,
+    pub mark: HostMark,
+    pub oom: Arc<OomWatch>,
     /// Cold starts at once. More would only slow each other down: an interpreter that starts keeps a core busy.
     pub cold_starts: Semaphore,
 }
 
 pub struct Request {
     pub launcher: Arc<Launcher>,
+    pub number: KernelNumber,
     pub kernel: Arc<KernelOptions>,
     pub generation: u32,
     pub pause: Duration,
@@ -117,6 +124,7 @@ impl Attempt {
         let limit = request.kernel.start_timeout;
         let mut deadline = Instant::now() + limit;
         let launcher = request.launcher.clone();
+        launcher.warden.ensure(&request.kernel.environment);
         let mut launch = Launch::Fork;
         match launcher.options.launch {
             LaunchMode::Spawn => launch = Launch::Spawn,
@@ -173,9 +181,10 @@ impl Attempt {
             theirs,
         } = Wires::new().map_err(|error| wires_failed(&error))?;
         let limit = deadline.min(Instant::now() + FORK_LIMIT);
+        let (marker, environment) = environment(request);
         let forked = warm
             .template
-            .fork(configuration(request), theirs.into_descriptors(), limit)
+            .fork(configuration(request, &environment), theirs.into_descriptors(), limit)
             .await;
         let (pidfd, forked) = forked.map_err(|error| {
             if matches!(error, ForkError::TimedOut(_)) {
@@ -183,7 +192,7 @@ impl Attempt {
             }
             format!("the template could not fork: {error}")
         })?;
-        let life = Life::forked(pidfd, forked, wire, outputs, interrupts, lifeline);
+        let life = Life::forked(pidfd, forked, marker, wire, outputs, interrupts, lifeline);
         self.life = Some(Box::new(life.map_err(|error| wires_failed(&error))?));
         Ok(())
     }
@@ -211,14 +220,10 @@ impl Attempt {
 fn spawn(request: &Request) -> Result<Life, String> {
     let host = &request.launcher.options;
     let wires = Wires::new().map_err(|error| wires_failed(&error))?;
-    Life::spawn(
-        &host.python,
-        &boot(host),
-        &request.kernel.environment,
-        &configuration(request),
-        wires,
-    )
-    .map_err(|error| unrunnable(&error.to_string()))
+    let (marker, environment) = environment(request);
+    let configuration = configuration(request, &environment);
+    Life::spawn(&host.python, &boot(host), marker, &environment, &configuration, wires)
+        .map_err(|error| unrunnable(&error.to_string()))
 }
 
 /// What to do about an interpreter that cannot be run.
@@ -231,16 +236,34 @@ pub fn boot(host: &HostOptions) -> String {
     format!("{}/boot.py", host.runtime_directory)
 }
 
-fn configuration(request: &Request) -> Vec<u8> {
+/// The life's marker, and its environment with it: what the kernel was given, and nothing else.
+fn environment(request: &Request) -> (String, Vec<(String, String)>) {
+    let marker = request.launcher.mark.of_life(request.number, request.generation);
+    // What a daemon that itself runs in a kernel has inherited says nothing of its own kernels.
+    let given = request.kernel.environment.iter();
+    let environment = given
+        .filter(|(name, _)| name != marker::VARIABLE && name != marker::OPT_OUT)
+        .cloned()
+        .chain([(marker::VARIABLE.to_owned(), marker.clone())])
+        .collect();
+    (marker, environment)
+}
+
+fn configuration(request: &Request, environment: &[(String, String)]) -> Vec<u8> {
     let kernel = &request.kernel;
     payload(&Configuration {
         protocol: PROTOCOL,
         generation: request.generation,
         cwd: kernel.cwd.as_deref(),
-        env: &kernel.environment,
+        env: environment,
         shell: request.launcher.options.shell,
         init: kernel.init.as_deref(),
         oom_score_adj: kernel.oom_score_adj,
+        limits: Rlimits {
+            memory_bytes: kernel.limits.memory_bytes,
+            cpu_seconds: kernel.limits.cpu_seconds,
+            open_files: kernel.limits.open_files,
+        },
     })
 }
 
@@ -260,7 +283,7 @@ async fn end(request: &Request, mut life: Box<Life>, problem: Problem) -> StartF
         life.signal(libc::SIGKILL);
         life.wait_for_end(Duration::from_secs(5)).await;
     }
-    let finished = life.finish().await;
+    let finished = life.finish(Duration::ZERO).await;
     let python = &request.launcher.options.python;
     let (cause, detail) = match problem {
         Problem::Cancelled(cause) => (cause, Some(format!("it was still starting when {}", gave_up(cause)))),
@@ -285,6 +308,7 @@ async fn end(request: &Request, mut life: Box<Life>, problem: Problem) -> StartF
         crash_traceback: crash_traceback(&finished.stderr_tail),
         stderr_tail: finished.stderr_tail,
         cell: None,
+        leftovers: finished.leftovers,
         message: String::new(),
     };
     let subject = format!("kernel \"{}\"", request.kernel.id);

@@ -10,6 +10,9 @@ pub mod output;
 
 mod launch;
 mod life;
+mod limits;
+mod oom_watch;
 mod session;
 mod state;
+mod warden;
 mod wire;

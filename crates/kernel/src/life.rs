@@ -11,6 +11,7 @@ use kernelhost_forkserver::frame::FrameError;
 use kernelhost_forkserver::process::output_pipe;
 use kernelhost_process::lifeline::{self, Lifeline};
 use kernelhost_process::pidfd::Pidfd;
+use kernelhost_process::process_tree::{self, Leftovers, Manner, Root};
 use kernelhost_process::reap::{self, ExitStatus};
 use kernelhost_process::spawn::{Program, SpawnError, spawn};
 use kernelhost_process::stderr_tail::StderrTail;
@@ -34,6 +35,8 @@ const DRAIN: Duration = Duration::from_millis(50);
 const REAPER: Duration = Duration::from_millis(500);
 /// How long a template may take to report an end before the zombie itself is asked. One that is stopped never reports.
 const REPORT: Duration = Duration::from_millis(100);
+/// How long what a life has started may take to be gone.
+const TREE: Duration = Duration::from_secs(2);
 /// How long the rest of the process group may take to vanish after SIGKILL.
 const GROUP: Duration = Duration::from_millis(500);
 /// One read of a pipe: the default size of a pipe's buffer.
@@ -108,6 +111,7 @@ enum Reaper {
 pub struct Life {
     pidfd: AsyncFd<Pidfd>,
     reaper: Reaper,
+    marker: String,
     wire: Wire,
     outputs: [Option<pipe::Receiver>; 2],
     decoders: [Utf8Decoder; 2],
@@ -139,6 +143,7 @@ pub struct Finished {
     pub pid: i32,
     pub uptime: Duration,
     pub stderr_tail: String,
+    pub leftovers: Leftovers,
     pub texts: Vec<(Stream, String)>,
 }
 
@@ -147,6 +152,7 @@ impl Life {
     pub fn spawn(
         interpreter: &str,
         boot: &str,
+        marker: String,
         environment: &[(String, String)],
         configuration: &[u8],
         wires: Wires,
@@ -182,8 +188,16 @@ impl Life {
             theirs,
         } = wires;
         drop(theirs);
-        let mut life =
-            Self::new(pidfd, Reaper::Here { peak }, wire, outputs, interrupts, lifeline).map_err(prepared)?;
+        let mut life = Self::new(
+            pidfd,
+            Reaper::Here { peak },
+            marker,
+            wire,
+            outputs,
+            interrupts,
+            lifeline,
+        )
+        .map_err(prepared)?;
         life.wire.configure(configuration);
         Ok(life)
     }
@@ -192,17 +206,27 @@ impl Life {
     pub fn forked(
         pidfd: Pidfd,
         forked: ForkedLife,
+        marker: String,
         wire: Wire,
         outputs: [pipe::Receiver; 2],
         interrupts: OwnedFd,
         lifeline: Lifeline,
     ) -> io::Result<Self> {
-        Self::new(pidfd, Reaper::Template(forked), wire, outputs, interrupts, lifeline)
+        Self::new(
+            pidfd,
+            Reaper::Template(forked),
+            marker,
+            wire,
+            outputs,
+            interrupts,
+            lifeline,
+        )
     }
 
     fn new(
         pidfd: Pidfd,
         reaper: Reaper,
+        marker: String,
         wire: Wire,
         [stdout, stderr]: [pipe::Receiver; 2],
         interrupts: OwnedFd,
@@ -211,6 +235,7 @@ impl Life {
         Ok(Self {
             pidfd: pidfd.watched()?,
             reaper,
+            marker,
             wire,
             outputs: [Some(stdout), Some(stderr)],
             decoders: [Utf8Decoder::default(), Utf8Decoder::default()],
@@ -401,11 +426,36 @@ impl Life {
         }
     }
 
-    /// The last steps, once the process has ended: its status, the rest of its group, its last words, its pid given up.
-    pub async fn finish(mut self) -> Finished {
+    /// Whose process tree this is.
+    pub fn root(&self) -> Root {
+        Root {
+            pid: self.pid(),
+            holds_pid: self.holds_pid(),
+            marker: self.marker.clone(),
+            adopter: match &self.reaper {
+                Reaper::Here { .. } => None,
+                Reaper::Template(life) => life.adopter(),
+            },
+        }
+    }
+
+    /// Ends what the life has started and left. `grace`: see [`Manner`].
+    async fn end_tree(&self, grace: Duration) -> Leftovers {
+        let root = self.root();
+        if !process_tree::may_have_members(&root) {
+            return Leftovers::default();
+        }
+        let manner = Manner { grace, limit: TREE };
+        let ended = tokio::task::spawn_blocking(move || process_tree::end(&root, manner));
+        ended.await.unwrap_or_default()
+    }
+
+    /// The last steps, once the process has ended: its status, the rest of its tree, its last words, its pid given up.
+    pub async fn finish(mut self, grace: Duration) -> Finished {
         let pid = self.pid();
         let uptime = self.began.elapsed();
         let status = self.status().await;
+        let leftovers = self.end_tree(grace).await;
         kill_group(self.pidfd.get_ref(), self.holds_pid()).ok();
         self.drain().await;
         let usage = match self.reaper {
@@ -430,6 +480,7 @@ impl Life {
             pid,
             uptime,
             stderr_tail: self.tail.text(),
+            leftovers,
             texts: texts.collect(),
         }
     }

@@ -41,6 +41,19 @@ pub struct HostOptions {
     pub runtime_directory: String,
 }
 
+/// What one life may take. `None`: no limit of ours.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Of each process what it asks for, of the whole tree what it has resident.
+    pub memory_bytes: Option<u64>,
+    /// Of each process.
+    pub cpu_seconds: Option<u64>,
+    /// Of each process.
+    pub open_files: Option<u64>,
+    /// Of the tree, the life itself included.
+    pub processes: Option<u32>,
+}
+
 #[derive(Debug, Clone)]
 pub struct KernelOptions {
     /// The name that messages use.
@@ -55,6 +68,7 @@ pub struct KernelOptions {
     /// Per stream of one cell.
     pub max_output_bytes: usize,
     pub oom_score_adj: Option<i32>,
+    pub limits: Limits,
     pub recovery: Recovery,
 }
 

@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
 
-use kernelhost_process::exit_reason::{Cause, ExitReason, InterruptedCell, Telling};
+use kernelhost_process::exit_reason::{Cause, ExitReason, ExitStatus, InterruptedCell, Telling};
+use kernelhost_process::process_tree::{self, Size};
 use kernelhost_process::stderr_tail::crash_traceback;
 use kernelhost_process::usage;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
 
 use crate::event::{
@@ -15,10 +17,11 @@ use crate::event::{
     RequestId, Sink,
 };
 use crate::launch::{Launched, Launcher, Request, launch};
-use crate::life::{Life, LifeEvent};
+use crate::life::{Finished, Life, LifeEvent};
+use crate::limits::{self, Judgement};
 use crate::options::{CellRequest, KernelOptions, Recovery};
 use crate::output::{Collected, Collector, CreditAccount, Output, Stream};
-use crate::state::{Answer, Effect, Input, Machine, Policy, Timer, Why};
+use crate::state::{Answer, Effect, Input, Machine, Policy, Timer, Verdict, Why};
 use crate::wire::{CellId, Done, Message};
 
 /// What the owner of a kernel may read at any time.
@@ -90,6 +93,7 @@ pub struct Session {
     launching: Option<Launching>,
     timers: Vec<(Instant, Timer)>,
     cell: Option<RunningCell>,
+    limits: Option<LimitWatch>,
     events: Vec<Event>,
     closing_host: Vec<oneshot::Sender<()>>,
 }
@@ -97,6 +101,13 @@ pub struct Session {
 struct Launching {
     outcome: oneshot::Receiver<Launched>,
     cancel: watch::Sender<Option<Cause>>,
+}
+
+/// The limits of the life that is there, and the look that is due or under way.
+struct LimitWatch {
+    watch: limits::Watch,
+    next: Instant,
+    look: Option<JoinHandle<Size>>,
 }
 
 /// The cell whose caller waits.
@@ -135,6 +146,7 @@ impl Session {
             launching: None,
             timers: Vec::new(),
             cell: None,
+            limits: None,
             events: Vec::new(),
             closing_host: Vec::new(),
         }
@@ -154,6 +166,7 @@ impl Session {
                 },
                 event = life_event(&mut self.life, read_output) => self.hear(event).await,
                 launched = outcome(&mut self.launching) => self.launched(launched),
+                size = look(&mut self.limits) => self.looked(size),
                 () = sleep_until(next_timer.unwrap_or_else(Instant::now)), if next_timer.is_some() => self.ring(),
                 () = credit.available(), if !read_output => {}
             }
@@ -168,7 +181,7 @@ impl Session {
         if let Some((mut life, _)) = self.life.take() {
             life.signal(libc::SIGKILL);
             life.wait_for_end(Duration::from_secs(5)).await;
-            life.finish().await;
+            life.finish(Duration::ZERO).await;
         }
     }
 
@@ -270,18 +283,88 @@ impl Session {
         }
     }
 
+    /// The next look at the limits is due (`None`), or one has seen this.
+    fn looked(&mut self, size: Option<Size>) {
+        let (Some(limits), Some((life, _))) = (&mut self.limits, &self.life) else {
+            return;
+        };
+        let Some(size) = size else {
+            let (root, exact_from) = (life.root(), limits.watch.exact_from());
+            limits.look = Some(spawn_blocking(move || process_tree::measure(&root, exact_from)));
+            return;
+        };
+        limits.next = Instant::now() + limits::Watch::pause(self.cell.is_some());
+        match limits.watch.judge(&size) {
+            Judgement::Nothing => {}
+            Judgement::Warning(what) => {
+                let message = format!("Kernel \"{}\" has {what}", self.options.id);
+                self.events.push(Event::Warning {
+                    kernel: Some(self.number),
+                    code: "WARN_MEMORY_LIMIT",
+                    message,
+                });
+            }
+            Judgement::End {
+                cause,
+                detail,
+                evidence,
+            } => self.apply(Input::OverLimit {
+                cause,
+                detail,
+                evidence,
+            }),
+        }
+    }
+
+    /// What the operating system did, where the status alone would leave it open.
+    async fn explain(&self, verdict: Verdict, finished: &Finished) -> Verdict {
+        if !matches!(verdict.cause, Cause::ExternalSignal | Cause::Crash) {
+            return verdict;
+        }
+        let usage = finished.usage.as_ref();
+        if let Some((detail, evidence)) = limits::cpu_time_is_up(&self.options.limits, &finished.status, usage) {
+            return Verdict {
+                cause: Cause::CpuLimit,
+                detail: Some(detail),
+                evidence: vec![evidence],
+            };
+        }
+        if !matches!(
+            finished.status,
+            ExitStatus::Signaled {
+                number: libc::SIGKILL,
+                ..
+            }
+        ) {
+            return verdict;
+        }
+        let finding = self.launcher.oom.finding(finished.pid).await;
+        if finding.out_of_memory {
+            return Verdict {
+                cause: Cause::OutOfMemory,
+                detail: None,
+                evidence: finding.evidence,
+            };
+        }
+        let evidence = verdict.evidence.into_iter().chain(finding.evidence).collect();
+        Verdict { evidence, ..verdict }
+    }
+
     async fn ended(&mut self) {
         let Some((life, facts)) = self.life.take() else { return };
+        self.limits = None;
         // Looked at before the last steps, which take their time.
         let cell = self.cell.as_ref().map(|cell| InterruptedCell {
             code: cell.code.clone(),
             running: cell.began.elapsed(),
         });
-        let finished = life.finish().await;
-        for (stream, text) in finished.texts {
+        let mut finished = life.finish(self.machine.grace_for_its_children()).await;
+        for (stream, text) in std::mem::take(&mut finished.texts) {
             self.text(stream, text);
         }
         let verdict = self.machine.verdict(&finished.status);
+        let verdict = self.explain(verdict, &finished).await;
+        self.launcher.oom.ended(finished.pid);
         let exit = ExitReason {
             status: finished.status,
             cause: verdict.cause,
@@ -293,6 +376,7 @@ impl Session {
             crash_traceback: crash_traceback(&finished.stderr_tail),
             stderr_tail: finished.stderr_tail,
             cell,
+            leftovers: finished.leftovers,
             message: String::new(),
         };
         let next = match (verdict.cause, self.options.recovery) {
@@ -345,6 +429,12 @@ impl Session {
         match launched.result {
             Ok((life, facts)) => {
                 self.shared.pid.store(facts.pid, Ordering::Release);
+                self.launcher.oom.began(self.number, &self.options.id, life.root());
+                self.limits = limits::Watch::new(&self.options.limits).map(|watch| LimitWatch {
+                    watch,
+                    next: Instant::now(),
+                    look: None,
+                });
                 self.life = Some((life, facts.clone()));
                 self.apply(Input::Ready(facts));
             }
@@ -422,6 +512,7 @@ impl Session {
         let (sender, outcome) = oneshot::channel();
         let request = Request {
             launcher: self.launcher.clone(),
+            number: self.number,
             kernel: self.options.clone(),
             generation,
             pause,
@@ -527,7 +618,7 @@ impl Session {
         };
         // Its own thread: the sizes of a large process take the Linux kernel a while to add up.
         let pid = self.life.as_ref().map(|(life, _)| life.pid());
-        tokio::task::spawn_blocking(move || {
+        spawn_blocking(move || {
             let reply = pid
                 .and_then(|pid| usage::live(pid).ok())
                 .map_or_else(absent, Reply::Usage);
@@ -560,6 +651,23 @@ impl Session {
 async fn life_event(life: &mut Option<(Box<Life>, LifeFacts)>, read_output: bool) -> LifeEvent {
     match life {
         Some((life, _)) => life.event(read_output).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn look(limits: &mut Option<LimitWatch>) -> Option<Size> {
+    match limits {
+        Some(LimitWatch { look: Some(look), .. }) => {
+            let size = look.await.unwrap_or_default();
+            if let Some(limits) = limits {
+                limits.look = None;
+            }
+            Some(size)
+        }
+        Some(limits) => {
+            sleep_until(limits.next).await;
+            None
+        }
         None => std::future::pending().await,
     }
 }

@@ -10,7 +10,7 @@
 //! | Running | done | Idle, or Running with the next | the cell's result |
 //! | Running | interrupt, abort, time limit | Running | interrupt; grace; interrupt again; grace; then `stuck` decides |
 //! | Idle, Running | restart, close | Ending | polite end, then SIGKILL after the grace |
-//! | Idle, Running | kill, a broken wire, a stuck cell | Ending | signal |
+//! | Idle, Running | kill, a broken wire, a stuck cell, a limit | Ending | signal |
 //! | Idle, Running, Ending | ended | Absent, or Starting when somebody waits, or Closed | the cell and what was queued behind it fail; the exit |
 //! | any | close | Closed at last | everything that waits fails |
 //!
@@ -31,6 +31,7 @@ use crate::wire::{CellId, Done};
 const QUICK_STARTS: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+const CHILDREN_GRACE: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
 pub enum Input {
@@ -49,6 +50,12 @@ pub enum Input {
     Exiting(i32),
     /// The life broke the wire format.
     Broken(String),
+    /// It takes more than it may.
+    OverLimit {
+        cause: Cause,
+        detail: String,
+        evidence: Vec<String>,
+    },
     /// The life is gone, its pipes are drained, its process group is dead.
     Ended(Arc<ExitReason>),
     Elapsed(Timer),
@@ -167,6 +174,7 @@ enum Stop {
 struct Ending {
     cause: Cause,
     detail: Option<String>,
+    evidence: Vec<String>,
     running: Option<Running>,
     /// Cells that were queued behind it when the end began.
     victims: Vec<RequestId>,
@@ -245,7 +253,7 @@ impl Machine {
             return Verdict {
                 cause: ending.cause,
                 detail: ending.detail.clone(),
-                evidence: Vec::new(),
+                evidence: ending.evidence.clone(),
             };
         }
         if let Some(code) = self.announced_exit {
@@ -268,6 +276,18 @@ impl Machine {
         }
     }
 
+    /// How long what a life has started may take to heed SIGTERM, once the life itself has ended: it is only where an end was
+    /// asked for politely that somebody expects it to be one.
+    pub fn grace_for_its_children(&self) -> Duration {
+        match &self.state {
+            State::Ending(Ending {
+                cause: Cause::Close | Cause::Restart,
+                ..
+            }) => CHILDREN_GRACE,
+            _ => Duration::ZERO,
+        }
+    }
+
     /// One input, and what is to be done about it, in this order.
     pub fn on(&mut self, input: Input) -> Vec<Effect> {
         match input {
@@ -283,6 +303,11 @@ impl Machine {
             Input::Done(cell, done) => self.done(cell, done),
             Input::Exiting(code) => self.announced_exit = Some(code),
             Input::Broken(why) => self.broken(why),
+            Input::OverLimit {
+                cause,
+                detail,
+                evidence,
+            } => self.over_limit(cause, detail, evidence),
             Input::Ended(exit) => self.ended(exit),
             Input::Elapsed(timer) => self.elapsed(timer),
         }
@@ -531,6 +556,15 @@ impl Machine {
     fn broken(&mut self, why: String) {
         if matches!(self.state, State::Idle | State::Running(_)) {
             self.end(Cause::ProtocolError, Some(why), Polite::No(libc::SIGKILL));
+        }
+    }
+
+    fn over_limit(&mut self, cause: Cause, detail: String, evidence: Vec<String>) {
+        if matches!(self.state, State::Idle | State::Running(_)) {
+            self.end(cause, Some(detail), Polite::No(libc::SIGKILL));
+            if let State::Ending(ending) = &mut self.state {
+                ending.evidence = evidence;
+            }
         }
     }
 
@@ -822,6 +856,7 @@ impl Ending {
         Self {
             cause,
             detail,
+            evidence: Vec::new(),
             running: None,
             victims: Vec::new(),
             killers: Vec::new(),

@@ -54,6 +54,7 @@ fn exit() -> Arc<ExitReason> {
         stderr_tail: String::new(),
         crash_traceback: None,
         cell: None,
+        leftovers: kernelhost_process::process_tree::Leftovers::default(),
         message: String::new(),
     })
 }

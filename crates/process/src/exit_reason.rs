@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use crate::process_tree::{Leftovers, Remaining};
 pub use crate::reap::ExitStatus;
 use crate::signal;
 use crate::usage::ResourceUsage;
@@ -15,6 +16,8 @@ pub enum Cause {
     ExitCall,
     /// A fault of its own: SIGSEGV, SIGABRT and the like.
     Crash,
+    /// The Linux OOM killer took it.
+    OutOfMemory,
     /// A fatal signal that this host did not send.
     ExternalSignal,
     Close,
@@ -22,6 +25,12 @@ pub enum Cause {
     Kill,
     /// A cell that went on after its time limit and the interrupts that followed.
     Timeout,
+    /// It and what it had started took more memory than its limit.
+    MemoryLimit,
+    /// It used up its CPU time.
+    CpuLimit,
+    /// It and what it had started were more processes than its limit.
+    ProcessLimit,
     /// It never became ready.
     StartFailed,
     /// It broke the wire format.
@@ -63,6 +72,8 @@ pub struct ExitReason {
     pub stderr_tail: String,
     pub crash_traceback: Option<String>,
     pub cell: Option<InterruptedCell>,
+    /// What it had started and was still there.
+    pub leftovers: Leftovers,
     pub message: String,
 }
 
@@ -96,7 +107,7 @@ impl ExitReason {
             String::new()
         };
         let message = format!(
-            "{subject} (pid {}{life}) {}{} after {}{when}: {}.{} {}",
+            "{subject} (pid {}{life}) {}{} after {}{when}: {}.{}{} {}",
             self.pid,
             if self.cause == Cause::StartFailed {
                 "did not start; it "
@@ -111,10 +122,28 @@ impl ExitReason {
             } else {
                 ""
             },
+            self.remaining(),
             telling.next,
         );
         message.trim_end().clone_into(&mut self.message);
         self
+    }
+
+    fn remaining(&self) -> String {
+        let names: Vec<String> = self
+            .leftovers
+            .remaining
+            .iter()
+            .map(|Remaining { process, why }| format!("{} \"{}\" ({why})", process.pid, process.command))
+            .collect();
+        if names.is_empty() {
+            String::new()
+        } else {
+            format!(
+                " What it had started could not all be ended; still there: {}.",
+                names.join(", ")
+            )
+        }
     }
 
     fn why(&self, detail: Option<&str>) -> String {
@@ -126,6 +155,14 @@ impl ExitReason {
                 "the process itself asked to exit, through os._exit(), or through exit() in native code".to_owned()
             }
             (Cause::Crash, _) => "a fault in native code, or a signal that looks like one".to_owned(),
+            (Cause::OutOfMemory, _) => {
+                let peak = self.usage.and_then(|usage| usage.max_rss_bytes);
+                let peak = peak.map_or_else(String::new, |peak| format!("; it had up to {} in memory", bytes(peak)));
+                format!("out of memory: the Linux OOM killer took it{peak}")
+            }
+            (Cause::MemoryLimit, _) => "it went beyond its memory limit".to_owned(),
+            (Cause::CpuLimit, _) => "it used up its CPU time".to_owned(),
+            (Cause::ProcessLimit, _) => "it went beyond its limit of processes".to_owned(),
             (Cause::ExternalSignal, ExitStatus::Signaled { number: libc::SIGKILL, .. }) => {
                 "this host did not send that signal; another process did, or the operating system (when memory runs out)"
                     .to_owned()
@@ -173,6 +210,19 @@ pub fn duration(duration: Duration) -> String {
     }
 }
 
+/// A size as people say it: `512 bytes`, `95 MiB`, `1.5 GiB`.
+pub fn bytes(bytes: u64) -> String {
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+    match bytes {
+        0..KIB => format!("{bytes} bytes"),
+        KIB..MIB => format!("{} KiB", bytes / KIB),
+        MIB..GIB => format!("{} MiB", bytes / MIB),
+        _ => format!("{}.{} GiB", bytes / GIB, bytes % GIB * 10 / GIB),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -189,6 +239,7 @@ mod tests {
             stderr_tail: String::new(),
             crash_traceback: None,
             cell: None,
+            leftovers: Leftovers::default(),
             message: String::new(),
         }
     }
@@ -270,6 +321,19 @@ mod tests {
             }
         );
         assert_eq!(Cause::of_its_own(&ExitStatus::Exited { code: 137 }), Cause::ExitCall);
+    }
+
+    #[test]
+    fn sizes_read_well() {
+        let texts = [
+            (512, "512 bytes"),
+            (2048, "2 KiB"),
+            (99_614_720, "95 MiB"),
+            (1_610_612_736, "1.5 GiB"),
+        ];
+        for (size, text) in texts {
+            assert_eq!(bytes(size), text);
+        }
     }
 
     #[test]

@@ -6,7 +6,10 @@
 
 pub mod exit_reason;
 pub mod lifeline;
+pub mod marker;
+pub mod out_of_memory;
 pub mod pidfd;
+pub mod process_tree;
 mod procfs;
 pub mod reap;
 pub mod signal;

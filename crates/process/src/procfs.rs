@@ -5,11 +5,17 @@ use std::fs;
 use crate::reap::ExitStatus;
 
 /// One process, at the moment of the look.
+#[derive(Debug, Clone)]
 pub(crate) struct Stat {
+    pub pid: i32,
     pub state: char,
+    pub parent: i32,
     pub process_group: i32,
+    pub session: i32,
     pub cpu_ticks: u64,
     pub threads: u32,
+    /// In clock ticks since boot. Together with the pid it names one process for good.
+    pub start: u64,
     /// As `waitpid` would report it; meaningful for a zombie.
     pub exit_status: ExitStatus,
 }
@@ -21,10 +27,14 @@ impl Stat {
         let fields: Vec<&str> = stat.get(stat.rfind(')')? + 2..)?.split_ascii_whitespace().collect();
         let field = |number: usize| fields.get(number - 3).copied();
         Some(Self {
+            pid,
             state: field(3)?.chars().next()?,
+            parent: field(4)?.parse().ok()?,
             process_group: field(5)?.parse().ok()?,
+            session: field(6)?.parse().ok()?,
             cpu_ticks: field(14)?.parse::<u64>().ok()? + field(15)?.parse::<u64>().ok()?,
             threads: field(20)?.parse().ok()?,
+            start: field(22)?.parse().ok()?,
             exit_status: ExitStatus::from_wait(field(52)?.parse().ok()?),
         })
     }
@@ -34,14 +44,65 @@ impl Stat {
     }
 }
 
-/// All members of a process group.
-pub(crate) fn members(process_group: i32) -> impl Iterator<Item = Stat> {
+/// Every process of this PID namespace.
+pub(crate) fn all() -> impl Iterator<Item = Stat> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter_map(Stat::read)
-        .filter(move |stat| stat.process_group == process_group)
+}
+
+/// All members of a process group.
+pub(crate) fn members(process_group: i32) -> impl Iterator<Item = Stat> {
+    all().filter(move |stat| stat.process_group == process_group)
 }
 
 pub(crate) fn group_has_living_member(process_group: i32) -> bool {
     members(process_group).any(|member| !member.is_zombie())
+}
+
+/// The children of a process with one thread. `None` where Linux was built without that list.
+pub(crate) fn children(pid: i32) -> Option<Vec<i32>> {
+    let listing = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    Some(
+        listing
+            .split_ascii_whitespace()
+            .filter_map(|pid| pid.parse().ok())
+            .collect(),
+    )
+}
+
+/// The children of a process, whichever of its threads has started them; none where Linux was built without that list.
+pub(crate) fn children_of_all_threads(pid: i32) -> Vec<i32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let listings = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    let pids = listings.flat_map(|listing| {
+        let pids = listing.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
+        pids.collect::<Vec<_>>()
+    });
+    pids.collect()
+}
+
+/// What the process was started with, and for a fork what it inherited. `None`: it may not be read, or the process is gone.
+pub(crate) fn environment(pid: i32) -> Option<Vec<u8>> {
+    fs::read(format!("/proc/{pid}/environ")).ok()
+}
+
+/// The command line as a person would type it; the name in brackets where there is none.
+pub(crate) fn command(pid: i32) -> String {
+    const LONGEST: usize = 200;
+    let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let text = String::from_utf8_lossy(&arguments);
+    let mut text = text.trim_end_matches('\0').replace('\0', " ");
+    if text.is_empty() {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        return format!("[{}]", name.trim_end());
+    }
+    if text.len() > LONGEST {
+        text.truncate(text.floor_char_boundary(LONGEST));
+        text.push('…');
+    }
+    text
 }

@@ -40,6 +40,27 @@ pub struct LiveUsage {
     pub processes: u32,
 }
 
+/// The resident memory of a process, in bytes.
+pub(crate) fn rss(pid: i32) -> Option<u64> {
+    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let pages: u64 = statm.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    Some(pages * page_bytes())
+}
+
+/// The resident memory of a process, what it shares with others counted by its share.
+pub(crate) fn pss(pid: i32) -> Option<u64> {
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
+}
+
+/// What `RLIMIT_DATA` counts of a process, in bytes: heap and private writable mappings, used or not.
+pub(crate) fn data(pid: i32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmData:"))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
+}
+
 /// Reads the usage of a process. The caller makes sure that the pid is not reused meanwhile.
 pub fn live(pid: i32) -> io::Result<LiveUsage> {
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
@@ -71,6 +92,14 @@ pub fn own_peak() -> u64 {
         * 1024;
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     peak + LAG_BYTES_PER_CPU * u64::try_from(cpus).unwrap_or(1)
+}
+
+fn page_bytes() -> u64 {
+    // SAFETY: no arguments beyond an integer.
+    u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) })
+        .ok()
+        .filter(|bytes| *bytes > 0)
+        .unwrap_or(4096)
 }
 
 fn ticks_per_second() -> u64 {

@@ -1,0 +1,334 @@
+//! Which deaths the OOM killer is to blame for, and what it rests on.
+//!
+//! Where the kernel log can be read, it says which process was taken, and nothing else counts. Where it cannot, the counters
+//! of the lives' memory cgroups are looked at every second: each rise is one victim, and a life that is killed from outside
+//! just then has been it. A victim that no life's death explains was something that a kernel had started: a warning.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use kernelhost_process::out_of_memory::{KernelLog, Kill, MemoryCgroup, kills_on_this_machine};
+use kernelhost_process::process_tree::{Root, claims};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::event::{Event, KernelNumber, Sink};
+
+/// How long the log may take to say what the machine's counter has said already.
+const LOG_LAG: Duration = Duration::from_millis(100);
+/// How often the counters are looked at. What rose longer ago than this explains no death.
+const LOOK: Duration = Duration::from_secs(1);
+/// Kills of the log that are remembered.
+const REMEMBERED: usize = 64;
+
+/// What is known of a life that was killed by SIGKILL from outside.
+pub struct Finding {
+    pub out_of_memory: bool,
+    pub evidence: Vec<String>,
+}
+
+pub struct OomWatch {
+    sink: Sink,
+    inner: Mutex<Inner>,
+    /// Counts what the log has told, for those who wait for a line. Those who watch end with it.
+    told: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct Inner {
+    source: Option<Source>,
+    lives: HashMap<i32, Watched>,
+    log: VecDeque<Kill>,
+    counters: HashMap<MemoryCgroup, Counter>,
+}
+
+enum Source {
+    Log,
+    /// The log cannot serve, for this reason.
+    Counters(String),
+}
+
+struct Watched {
+    kernel: KernelNumber,
+    name: String,
+    root: Root,
+    /// The machine's counter when the life was first seen.
+    machine_kills: Option<u64>,
+    cgroup: Option<MemoryCgroup>,
+}
+
+#[derive(Default)]
+struct Counter {
+    last: u64,
+    /// Rises that no death has explained yet.
+    victims: Vec<Instant>,
+}
+
+impl OomWatch {
+    pub fn new(sink: Sink) -> Arc<Self> {
+        Arc::new(Self {
+            sink,
+            inner: Mutex::default(),
+            told: watch::Sender::new(0),
+        })
+    }
+
+    /// A life begins. Must be called within the runtime.
+    pub fn began(self: &Arc<Self>, kernel: KernelNumber, name: &str, root: Root) {
+        let mut inner = self.inner();
+        if inner.source.is_none() {
+            inner.source = Some(match KernelLog::open() {
+                Ok(log) => {
+                    tokio::spawn(read_log(Arc::downgrade(self), log, self.told.subscribe()));
+                    Source::Log
+                }
+                Err(why) => {
+                    tokio::spawn(look_at_counters(Arc::downgrade(self)));
+                    Source::Counters(why)
+                }
+            });
+        }
+        let cgroup = match inner.source {
+            Some(Source::Counters(_)) => MemoryCgroup::of(root.pid),
+            _ => None,
+        };
+        if let Some(cgroup) = &cgroup
+            && !inner.counters.contains_key(cgroup)
+        {
+            let last = cgroup.kills().unwrap_or(0);
+            inner.counters.insert(
+                cgroup.clone(),
+                Counter {
+                    last,
+                    victims: Vec::new(),
+                },
+            );
+        }
+        let machine_kills = kills_on_this_machine();
+        let name = name.to_owned();
+        inner.lives.insert(
+            root.pid,
+            Watched {
+                kernel,
+                name,
+                root,
+                machine_kills,
+                cgroup,
+            },
+        );
+    }
+
+    /// A life has ended, and its pid is about to be given up.
+    pub fn ended(&self, pid: i32) {
+        let mut inner = self.inner();
+        inner.lives.remove(&pid);
+        let Inner { lives, counters, .. } = &mut *inner;
+        counters.retain(|cgroup, _| lives.values().any(|life| life.cgroup.as_ref() == Some(cgroup)));
+    }
+
+    /// Whether the OOM killer took a life that SIGKILL has ended and that nobody here has killed. To be asked before `ended`.
+    pub async fn finding(&self, pid: i32) -> Finding {
+        let (before, cgroup, why_no_log) = {
+            let inner = self.inner();
+            let life = inner.lives.get(&pid);
+            let why = match &inner.source {
+                Some(Source::Counters(why)) => Some(why.clone()),
+                _ => None,
+            };
+            (
+                life.and_then(|life| life.machine_kills),
+                life.and_then(|life| life.cgroup.clone()),
+                why,
+            )
+        };
+        match why_no_log {
+            None => self.finding_by_log(pid, before).await,
+            Some(why) => self.finding_by_counter(cgroup.as_ref(), why),
+        }
+    }
+
+    async fn finding_by_log(&self, pid: i32, machine_kills: Option<u64>) -> Finding {
+        let now = kills_on_this_machine();
+        let nobody_was_taken = now.is_some() && now == machine_kills;
+        let deadline = Instant::now() + LOG_LAG;
+        let mut told = self.told.subscribe();
+        loop {
+            let line = {
+                let inner = self.inner();
+                inner
+                    .log
+                    .iter()
+                    .find(|kill| kill.pid == pid)
+                    .map(|kill| kill.line.clone())
+            };
+            if let Some(line) = line {
+                return Finding {
+                    out_of_memory: true,
+                    evidence: vec![format!("the kernel log says: {line}")],
+                };
+            }
+            if nobody_was_taken || timeout_at(deadline, told.changed()).await.is_err() {
+                let counted = if nobody_was_taken {
+                    "; the machine's count of OOM kills has not risen"
+                } else {
+                    ""
+                };
+                let evidence = vec![format!("the kernel log names no OOM kill of pid {pid}{counted}")];
+                return Finding {
+                    out_of_memory: false,
+                    evidence,
+                };
+            }
+        }
+    }
+
+    fn finding_by_counter(&self, cgroup: Option<&MemoryCgroup>, why_no_log: String) -> Finding {
+        let Some(cgroup) = cgroup else {
+            let none = "its memory cgroup cannot be seen from here, so no OOM counter was looked at".to_owned();
+            return Finding {
+                out_of_memory: false,
+                evidence: vec![why_no_log, none],
+            };
+        };
+        let file = cgroup.counter.display();
+        let mut inner = self.inner();
+        let counter = inner.counters.entry(cgroup.clone()).or_default();
+        let (out_of_memory, found) = match counter.look(cgroup) {
+            Err(error) => (
+                false,
+                format!("the OOM counter of its cgroup ({file}) cannot be read: {error}"),
+            ),
+            Ok(()) if counter.victims.is_empty() => (
+                false,
+                format!("the OOM counter of its cgroup {} ({file}) has not risen", cgroup.name),
+            ),
+            Ok(()) => {
+                counter.victims.remove(0);
+                (
+                    true,
+                    format!(
+                        "the OOM counter of its cgroup {} ({file}) rose when it was killed",
+                        cgroup.name
+                    ),
+                )
+            }
+        };
+        Finding {
+            out_of_memory,
+            evidence: vec![found, why_no_log],
+        }
+    }
+
+    fn heard(&self, kills: Vec<Kill>) {
+        for kill in kills {
+            let victim = {
+                let mut inner = self.inner();
+                if inner.log.len() == REMEMBERED {
+                    inner.log.pop_front();
+                }
+                inner.log.push_back(kill.clone());
+                if inner.lives.contains_key(&kill.pid) {
+                    None
+                } else {
+                    let owner = inner.lives.values().find(|life| claims(&life.root, kill.pid));
+                    owner.map(|life| (life.kernel, life.name.clone()))
+                }
+            };
+            self.told.send_modify(|count| *count += 1);
+            if let Some((kernel, name)) = victim {
+                let message = format!(
+                    "The Linux OOM killer took process {} ({}), which kernel \"{name}\" had started; the kernel itself goes \
+                     on. The kernel log says: {}",
+                    kill.pid, kill.name, kill.line
+                );
+                self.warn(Some(kernel), message);
+            }
+        }
+    }
+
+    fn look(&self) {
+        let mut unexplained = Vec::new();
+        {
+            let mut inner = self.inner();
+            let Inner { lives, counters, .. } = &mut *inner;
+            for (cgroup, counter) in counters {
+                counter.look(cgroup).ok();
+                let before = counter.victims.len();
+                counter.victims.retain(|at| at.elapsed() < LOOK);
+                let of_cgroup = lives.values().filter(|life| life.cgroup.as_ref() == Some(cgroup));
+                let kernels: Vec<_> = of_cgroup.map(|life| (life.kernel, life.name.clone())).collect();
+                unexplained.extend((counter.victims.len()..before).map(|_| (cgroup.clone(), kernels.clone())));
+            }
+        }
+        for (cgroup, kernels) in unexplained {
+            let names: Vec<String> = kernels.iter().map(|(_, name)| format!("\"{name}\"")).collect();
+            let message = format!(
+                "The Linux OOM killer took a process of cgroup {}, and no kernel died of it: something that kernel {} had \
+                 started, or another process of that cgroup. The counter {} rose.",
+                cgroup.name,
+                names.join(" or "),
+                cgroup.counter.display()
+            );
+            let only = if let [(kernel, _)] = kernels[..] {
+                Some(kernel)
+            } else {
+                None
+            };
+            self.warn(only, message);
+        }
+    }
+
+    fn warn(&self, kernel: Option<KernelNumber>, message: String) {
+        (self.sink)(vec![Event::Warning {
+            kernel,
+            code: "WARN_CHILD_OUT_OF_MEMORY",
+            message,
+        }]);
+    }
+
+    fn log_has_failed(&self, why: String) {
+        self.inner().source = Some(Source::Counters(why));
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        // Every change is complete before anything that could panic.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Counter {
+    fn look(&mut self, cgroup: &MemoryCgroup) -> std::io::Result<()> {
+        let now = cgroup.kills()?;
+        let at = Instant::now();
+        self.victims.extend((self.last..now).take(REMEMBERED).map(|_| at));
+        self.last = now;
+        Ok(())
+    }
+}
+
+async fn read_log(of: Weak<OomWatch>, log: KernelLog, mut told: watch::Receiver<u64>) {
+    loop {
+        let kills = tokio::select! {
+            kills = log.kills() => kills,
+            () = nobody_is_left(&mut told) => return,
+        };
+        let Some(watch) = of.upgrade() else { return };
+        match kills {
+            Ok(kills) => watch.heard(kills),
+            Err(error) => return watch.log_has_failed(format!("the kernel log (/dev/kmsg) cannot be read: {error}")),
+        }
+    }
+}
+
+async fn nobody_is_left(told: &mut watch::Receiver<u64>) {
+    while told.changed().await.is_ok() {}
+}
+
+async fn look_at_counters(of: Weak<OomWatch>) {
+    loop {
+        sleep(LOOK).await;
+        let Some(watch) = of.upgrade() else { return };
+        watch.look();
+    }
+}

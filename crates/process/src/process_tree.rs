@@ -1,0 +1,395 @@
+//! All that a life has started: found, ended, confirmed gone, told.
+//!
+//! A process belongs to the tree of a life when it is in the life's process group or session, carries the life's marker, or
+//! descends from one that does. No pid is kept from one look to the next: every look starts from what is there, and a signal
+//! goes through a pidfd of a process that is still the one that was found.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
+use std::time::{Duration, Instant};
+
+use crate::marker::{self, Belonging};
+use crate::pidfd::Pidfd;
+use crate::procfs::{self, Stat};
+use crate::usage;
+
+/// Whose tree is meant.
+#[derive(Debug, Clone)]
+pub struct Root {
+    /// The life itself; it is not part of its tree.
+    pub pid: i32,
+    /// Nobody has reaped the life yet, so its pid still names its group and its session.
+    pub holds_pid: bool,
+    pub marker: String,
+    /// The process to which orphans come that left the group, if it is known.
+    pub adopter: Option<Adopter>,
+}
+
+/// A pid and the start time that make up one process for good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    pub pid: i32,
+    start: u64,
+}
+
+impl Identity {
+    /// Of a process that cannot be reaped meanwhile.
+    pub fn of(pid: i32) -> Option<Self> {
+        Stat::read(pid).map(|stat| Self { pid, start: stat.start })
+    }
+
+    fn is_there(self) -> bool {
+        Self::of(self.pid) == Some(self)
+    }
+}
+
+/// A process that takes the orphans of several lives to itself.
+#[derive(Debug, Clone)]
+pub struct Adopter {
+    pub process: Identity,
+    /// Its own children, which are no orphans.
+    pub own_children: HashSet<i32>,
+    /// The root is the last of its lives: an orphan that carries no marker can be nobody else's.
+    pub last_life: bool,
+}
+
+/// What of a tree was still there after its life had ended.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Leftovers {
+    /// Had to be ended.
+    pub ended: Vec<Leftover>,
+    /// Could not be ended in time.
+    pub remaining: Vec<Remaining>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leftover {
+    pub pid: i32,
+    /// The command line.
+    pub command: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remaining {
+    pub process: Leftover,
+    pub why: String,
+}
+
+/// How hard a tree is ended.
+#[derive(Debug, Clone, Copy)]
+pub struct Manner {
+    /// Time between SIGTERM and SIGKILL; zero: no SIGTERM.
+    pub grace: Duration,
+    /// When to give up.
+    pub limit: Duration,
+}
+
+/// A tracker of `multiprocessing` removes what its processes have left in shared memory, and leaves by itself once they are
+/// gone: it is given this long.
+const TRACKER_GRACE: Duration = Duration::from_millis(500);
+const TRACKER: &str = "multiprocessing.resource_tracker";
+
+struct Member {
+    stat: Stat,
+    command: String,
+}
+
+impl Member {
+    fn is_tracker(&self) -> bool {
+        self.command.contains(TRACKER)
+    }
+
+    fn leftover(&self) -> Leftover {
+        Leftover {
+            pid: self.stat.pid,
+            command: self.command.clone(),
+        }
+    }
+
+    fn signal(&self, number: i32) -> io::Result<bool> {
+        signal(&self.stat, number)
+    }
+}
+
+/// Signals the process that was looked at, and nobody who has got its pid since.
+fn signal(looked_at: &Stat, number: i32) -> io::Result<bool> {
+    let pidfd = match Pidfd::open(looked_at.pid) {
+        Ok(pidfd) => pidfd,
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    // The same start time after the pidfd was opened: so it is of that very process.
+    if Stat::read(looked_at.pid).is_none_or(|now| now.start != looked_at.start) {
+        return Ok(false);
+    }
+    pidfd.signal(number)
+}
+
+/// Whether anything can be left of a tree whose life has ended, from a look that costs next to nothing. `true` where that look
+/// cannot tell.
+pub fn may_have_members(root: &Root) -> bool {
+    let Some(Adopter {
+        process, own_children, ..
+    }) = &root.adopter
+    else {
+        return true;
+    };
+    // The children of a process are handed to their adopter before its end can be seen.
+    let children = procfs::children(process.pid).filter(|_| process.is_there());
+    children.is_none_or(|children| children.iter().any(|child| !own_children.contains(child)))
+}
+
+/// How many processes a tree has, its life included, and what they have in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Size {
+    pub processes: u32,
+    /// Resident memory, in bytes.
+    pub memory_bytes: u64,
+    /// What the life's own process has asked for, in bytes, as `RLIMIT_DATA` counts it.
+    pub data_bytes: u64,
+}
+
+/// Measures a tree whose life is running. What processes share is counted for each of them, unless the sum is more than
+/// `exact_from`: then the page tables are looked at, which takes longer, and it is counted once.
+pub fn measure(root: &Root, exact_from: u64) -> Size {
+    let pids = living(root);
+    let mut memory_bytes = pids.iter().filter_map(|pid| usage::rss(*pid)).sum();
+    if memory_bytes > exact_from {
+        memory_bytes = pids.iter().filter_map(|pid| usage::pss(*pid)).sum();
+    }
+    Size {
+        processes: u32::try_from(pids.len()).unwrap_or(u32::MAX),
+        memory_bytes,
+        data_bytes: usage::data(root.pid).unwrap_or(0),
+    }
+}
+
+/// The tree of a life that is running, that life first: from parent to child, because that costs less than a look at every
+/// process of the machine.
+fn living(root: &Root) -> Vec<i32> {
+    let adopter = root.adopter.as_ref().filter(|adopter| adopter.process.is_there());
+    let adopted = adopter.and_then(|adopter| {
+        let children = procfs::children(adopter.process.pid)?;
+        Some(
+            children
+                .into_iter()
+                .filter(|pid| !adopter.own_children.contains(pid))
+                .collect::<Vec<_>>(),
+        )
+    });
+    let Some(adopted) = adopted else {
+        return [root.pid]
+            .into_iter()
+            .chain(find(root).into_iter().map(|stat| stat.pid))
+            .collect();
+    };
+    let mut pids = vec![root.pid];
+    pids.extend(adopted.into_iter().filter(|pid| claims(root, *pid)));
+    let mut known: HashSet<i32> = pids.iter().copied().collect();
+    let mut at = 0;
+    while let Some(pid) = pids.get(at) {
+        let children = procfs::children_of_all_threads(*pid);
+        pids.extend(children.into_iter().filter(|child| known.insert(*child)));
+        at += 1;
+    }
+    pids
+}
+
+/// Whether one process belongs to a tree, as far as itself and its parent tell. It may be dying.
+pub fn claims(root: &Root, pid: i32) -> bool {
+    let by_marker = match marker::belonging(pid) {
+        Belonging::Marked { marker, .. } => marker == root.marker,
+        Belonging::Unmarked { .. } | Belonging::Hidden => false,
+    };
+    let by_kin = |stat: Stat| [stat.process_group, stat.session, stat.parent].contains(&root.pid);
+    by_marker || root.holds_pid && Stat::read(pid).is_some_and(by_kin)
+}
+
+/// Ends all that is left of a tree whose life has ended. Blocks until it is gone, or until the limit.
+pub fn end(root: &Root, manner: Manner) -> Leftovers {
+    let began = Instant::now();
+    let mut seen: BTreeMap<(i32, u64), Member> = BTreeMap::new();
+    let mut trackers: HashSet<(i32, u64)> = HashSet::new();
+    let mut refused: HashMap<(i32, u64), io::Error> = HashMap::new();
+    let mut pause = Duration::from_millis(1);
+    let mut only_trackers_since = None;
+    loop {
+        let found: Vec<Member> = find(root)
+            .into_iter()
+            .map(|stat| Member {
+                command: procfs::command(stat.pid),
+                stat,
+            })
+            .collect();
+        if found.is_empty() {
+            return told(seen, &trackers, Vec::new());
+        }
+        let only_trackers = found.iter().all(Member::is_tracker);
+        let waits_for_trackers =
+            only_trackers && only_trackers_since.get_or_insert_with(Instant::now).elapsed() < TRACKER_GRACE;
+        let number = if began.elapsed() < manner.grace {
+            libc::SIGTERM
+        } else {
+            libc::SIGKILL
+        };
+        let over = began.elapsed() >= manner.limit;
+        let mut remaining = Vec::new();
+        for member in found {
+            let name = (member.stat.pid, member.stat.start);
+            let is_tracker = member.is_tracker();
+            let first_seen = !seen.contains_key(&name);
+            // SIGTERM is said once; SIGKILL again and again, to what forks faster than it is looked at.
+            let due = number == libc::SIGKILL || first_seen;
+            if is_tracker && (waits_for_trackers || !only_trackers) {
+                trackers.insert(name);
+            } else if due {
+                trackers.remove(&name);
+                match member.signal(number) {
+                    Ok(_) => refused.remove(&name),
+                    Err(error) => refused.insert(name, error),
+                };
+            }
+            if over {
+                remaining.push(Remaining {
+                    process: member.leftover(),
+                    why: why_it_stays(&member.stat, refused.get(&name)),
+                });
+            }
+            seen.insert(name, member);
+        }
+        if over {
+            return told(seen, &trackers, remaining);
+        }
+        wait(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "never called on the thread that supervises")]
+fn wait(pause: Duration) {
+    std::thread::sleep(pause);
+}
+
+fn why_it_stays(stat: &Stat, refused: Option<&io::Error>) -> String {
+    match (refused, stat.state) {
+        (Some(error), _) => format!("it may not be signalled: {error}"),
+        (None, 'D') => "it is in an uninterruptible system call".to_owned(),
+        (None, state) => format!("it was sent SIGKILL and is still there (state {state})"),
+    }
+}
+
+fn told(seen: BTreeMap<(i32, u64), Member>, trackers: &HashSet<(i32, u64)>, remaining: Vec<Remaining>) -> Leftovers {
+    let stays: HashSet<i32> = remaining.iter().map(|remaining| remaining.process.pid).collect();
+    let ended = seen
+        .into_iter()
+        .filter(|(name, _)| !trackers.contains(name) && !stays.contains(&name.0))
+        .map(|(_, member)| member.leftover())
+        .collect();
+    Leftovers { ended, remaining }
+}
+
+/// The living members of a tree, its root not among them.
+fn find(root: &Root) -> Vec<Stat> {
+    let me = i32::try_from(std::process::id()).unwrap_or(0);
+    let processes: HashMap<i32, Stat> = procfs::all().map(|stat| (stat.pid, stat)).collect();
+    let mut verdicts: HashMap<i32, bool> = HashMap::from([(root.pid, false), (me, false), (1, false)]);
+    // Looked at after the list was read: what the list calls its children are its children.
+    let adopter = root.adopter.as_ref().filter(|adopter| adopter.process.is_there());
+    if let Some(adopter) = adopter {
+        verdicts.insert(adopter.process.pid, false);
+        verdicts.extend(adopter.own_children.iter().map(|pid| (*pid, false)));
+    }
+    let mut found: Vec<Stat> = processes
+        .values()
+        .filter(|stat| !stat.is_zombie() && belongs(stat, root, adopter, &processes, &mut verdicts, 0))
+        .cloned()
+        .collect();
+    found.sort_by_key(|stat| (stat.start, stat.pid));
+    found
+}
+
+fn belongs(
+    stat: &Stat,
+    root: &Root,
+    adopter: Option<&Adopter>,
+    processes: &HashMap<i32, Stat>,
+    verdicts: &mut HashMap<i32, bool>,
+    depth: u32,
+) -> bool {
+    // Parents that change while the list is read could make a circle of it.
+    const DEEPEST: u32 = 10_000;
+    if let Some(known) = verdicts.get(&stat.pid) {
+        return *known;
+    }
+    let parent_belongs = |verdicts: &mut HashMap<i32, bool>| {
+        // A child of the life itself, while that lives.
+        stat.parent == root.pid && root.holds_pid
+            || depth < DEEPEST
+                && processes
+                    .get(&stat.parent)
+                    .is_some_and(|parent| belongs(parent, root, adopter, processes, verdicts, depth + 1))
+    };
+    let verdict = if root.holds_pid && stat.process_group == root.pid {
+        true
+    } else {
+        let of_session = root.holds_pid && stat.session == root.pid;
+        match marker::belonging(stat.pid) {
+            Belonging::Marked { detached: true, .. } | Belonging::Unmarked { detached: true } => false,
+            Belonging::Marked { marker, .. } if marker == root.marker => true,
+            Belonging::Marked { .. } | Belonging::Hidden => of_session || parent_belongs(verdicts),
+            Belonging::Unmarked { .. } => of_session || is_last_orphan(stat, adopter) || parent_belongs(verdicts),
+        }
+    };
+    verdicts.insert(stat.pid, verdict);
+    verdict
+}
+
+/// An orphan that could be any life's, with no other life left that could claim it.
+fn is_last_orphan(stat: &Stat, adopter: Option<&Adopter>) -> bool {
+    adopter.is_some_and(|adopter| adopter.last_life && stat.parent == adopter.process.pid)
+}
+
+/// A process whose marker names a host that is gone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stray {
+    pub process: Leftover,
+    pub host_pid: i32,
+    /// `None`: it served the host itself.
+    pub kernel: Option<u32>,
+    pub rss_bytes: u64,
+    /// Why it could not be ended, when that was asked for.
+    pub refused: Option<String>,
+}
+
+/// What hosts that are gone have left behind. With `kill` it is ended, and the answer says what was and what could not be.
+/// What belongs to a living host, to a host of another PID namespace, or has opted out is left alone and not told.
+pub fn strays(kill: bool) -> Vec<Stray> {
+    let of_a_dead_host = |stat: &Stat| match marker::belonging(stat.pid) {
+        Belonging::Marked {
+            marker,
+            detached: false,
+        } => marker::Marker::parse(&marker).filter(|marker| marker.host_is_alive() == Some(false)),
+        _ => None,
+    };
+    let mut strays: Vec<Stray> = Vec::new();
+    for stat in procfs::all().filter(|stat| !stat.is_zombie()) {
+        let Some(marker) = of_a_dead_host(&stat) else { continue };
+        let process = Leftover {
+            pid: stat.pid,
+            command: procfs::command(stat.pid),
+        };
+        let rss_bytes = usage::rss(stat.pid).unwrap_or(0);
+        let refused = kill
+            .then(|| signal(&stat, libc::SIGKILL).err())
+            .flatten()
+            .map(|error| error.to_string());
+        strays.push(Stray {
+            process,
+            host_pid: marker.host_pid,
+            kernel: marker.kernel,
+            rss_bytes,
+            refused,
+        });
+    }
+    strays
+}
