@@ -52,7 +52,10 @@ def place_descriptors(descriptors, kept):
     import fcntl
 
     # Out of the way first: the numbers that they came with may be the numbers that others have to get.
-    parked = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 32) for fd in descriptors]
+    try:
+        parked = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 32) for fd in descriptors]
+    except OSError as error:
+        raise OSError(error.errno, "no room for the descriptors of a life: the limit of open files (RLIMIT_NOFILE)") from None
     for fd, number in zip(parked, _STANDARD, strict=True):
         os.dup2(fd, number, inheritable=number < 3)
     first = _FIRST_FREE

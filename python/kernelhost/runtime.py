@@ -120,6 +120,8 @@ class Life:
         set_limits(configuration.get("limits") or {})
         init = configuration.get("init")
         if init:
+            # From here on code of the user's runs, and it must not run twice.
+            self.outbox.send(wires.INIT_BEGINS, 0, None)
             outcome = shell.run(init, True)
             self._leave_if_not_ours(outcome)
             if outcome.error is not None:

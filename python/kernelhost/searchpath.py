@@ -37,9 +37,12 @@ def as_interactive():
 
 def sources():
     """The files and folders whose change makes what is imported here out of date."""
+    import sysconfig
+
     folders = [entry for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))]
-    found = [sys.executable, os.path.join(sys.prefix, "pyvenv.cfg"), *folders]
-    return [path for path in found if os.path.exists(path)]
+    # Also those that are not there: an interpreter that starts when they are will find them.
+    folders += [path for key in ("purelib", "platlib") if (path := sysconfig.get_path(key)) not in folders]
+    return [sys.executable, os.path.join(sys.prefix, "pyvenv.cfg"), *dict.fromkeys(folders)]
 
 
 def new_main_module():

@@ -251,12 +251,16 @@ class Template:
             except ConnectionResetError:
                 data, ancillary, message_flags = b"", (), 0
             wait = False
+            arrived = []
             for level, kind, content in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     for at in range(0, len(content) - 3, 4):
-                        self.descriptors.append(int.from_bytes(content[at : at + 4], sys.byteorder))
+                        arrived.append(int.from_bytes(content[at : at + 4], sys.byteorder))
             if message_flags & socket.MSG_CTRUNC:
-                raise wires.ProtocolError("descriptors were lost on the way")
+                # There was no room for all of them. This fork fails; the lives that are there keep their reaper.
+                _close(arrived)
+                arrived = [None] * _WIRES_OF_A_LIFE
+            self.descriptors.extend(arrived)
             if not data:
                 self.at_end = True
                 return
@@ -297,6 +301,10 @@ class Template:
         if len(self.descriptors) < _WIRES_OF_A_LIFE:
             raise wires.ProtocolError("a fork came without its six descriptors")
         given = [self.descriptors.popleft() for _ in range(_WIRES_OF_A_LIFE)]
+        if None in given:
+            text = "the template has reached its limit of open files (RLIMIT_NOFILE)"
+            self._send(wires.FORK_FAILED, number, {"errno": 24, "code": "EMFILE", "message": text})
+            return None
         if any(kind == wires.ABANDON and of == number for kind, of, _ in self.frames):
             _close(given)
             self._send(wires.FORK_FAILED, number, {"errno": 125, "code": "ECANCELED", "message": "abandoned"})
@@ -316,6 +324,8 @@ class Template:
             return None
         if pid == 0:
             try:
+                # First of all, so that whatever goes wrong from here on is told where this life is told of.
+                os.dup2(given[1], 2)
                 self._let_go()
                 fresh.become(given, environment, self.inheritance)
                 self.pools.lift()

@@ -39,6 +39,8 @@ pub enum TemplateError {
     Failed(StartFailure),
     #[error("a fork would be unsound: {0}")]
     CannotFork(String),
+    #[error("{0} (it is tried again later)")]
+    Unsound(String),
     #[error("the template broke the wire format: {0}")]
     Frame(#[from] FrameError),
     #[error("{0} templates are in use already, for other start-up environments")]

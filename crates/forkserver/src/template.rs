@@ -1,7 +1,7 @@
 //! The templates of a host: one per profile, started when first needed, replaced when dead, stale or worn.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -42,6 +42,10 @@ pub struct Warm {
     pub template: Template,
     forks: AtomicU64,
     asked: Mutex<Instant>,
+    /// One of its forks has become ready.
+    sound: AtomicBool,
+    /// Failed starts in a row before this one.
+    failures_before: u32,
 }
 
 enum Slot {
@@ -57,6 +61,17 @@ enum Slot {
 }
 
 impl Slot {
+    fn failed(error: TemplateError, failures_before: u32) -> Self {
+        let pause = FIRST_PAUSE
+            .saturating_mul(1 << failures_before.min(6))
+            .min(LONGEST_PAUSE);
+        Self::Failed {
+            error,
+            failures: failures_before + 1,
+            retry_at: Instant::now() + pause,
+        }
+    }
+
     fn is_in_use(&self) -> bool {
         match self {
             Self::Starting(_) => true,
@@ -132,11 +147,18 @@ impl Templates {
         }
     }
 
-    /// A template that did not answer is not asked again; its kernels keep it until they end.
-    pub fn discard(&self, profile: &Profile, unanswering: &Arc<Warm>) {
+    /// A template that did not answer, or whose fork hung, is not asked again; its kernels keep it until they end. One that has
+    /// served before, or is gone, is replaced at once. One that never has was a failed start: the next one may be no better.
+    pub fn discard(&self, profile: &Profile, unsound: &Arc<Warm>, why: &str) {
         let mut slots = lock(&self.slots);
-        if matches!(slots.get(profile), Some(Slot::Ready(warm)) if Arc::ptr_eq(warm, unanswering)) {
+        if !matches!(slots.get(profile), Some(Slot::Ready(warm)) if Arc::ptr_eq(warm, unsound)) {
+            return;
+        }
+        if unsound.sound.load(Ordering::Relaxed) || unsound.template.has_ended() {
             slots.remove(profile);
+        } else {
+            let error = TemplateError::Unsound(why.to_owned());
+            slots.insert(profile.clone(), Slot::failed(error, unsound.failures_before));
         }
     }
 
@@ -224,16 +246,7 @@ impl Templates {
                 if is_ours && matches!(error, TemplateError::Cancelled) {
                     slots.remove(profile);
                 } else if is_ours {
-                    let pause = FIRST_PAUSE.saturating_mul(1 << failures.min(6)).min(LONGEST_PAUSE);
-                    let (failures, retry_at) = (failures + 1, Instant::now() + pause);
-                    slots.insert(
-                        profile.clone(),
-                        Slot::Failed {
-                            error: error.clone(),
-                            failures,
-                            retry_at,
-                        },
-                    );
+                    slots.insert(profile.clone(), Slot::failed(error.clone(), failures));
                 }
                 return Err(error);
             }
@@ -246,6 +259,8 @@ impl Templates {
             template,
             forks: AtomicU64::new(1),
             asked: Mutex::new(Instant::now()),
+            sound: AtomicBool::new(false),
+            failures_before: failures,
         });
         if is_ours {
             slots.insert(profile.clone(), Slot::Ready(warm.clone()));
@@ -270,6 +285,11 @@ fn make_room(slots: &mut HashMap<Profile, Slot>) -> bool {
 }
 
 impl Warm {
+    /// A fork of it is ready.
+    pub fn proved_sound(&self) {
+        self.sound.store(true, Ordering::Relaxed);
+    }
+
     fn note_use(&self) {
         self.forks.fetch_add(1, Ordering::Relaxed);
         *lock(&self.asked) = Instant::now();

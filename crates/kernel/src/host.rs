@@ -28,7 +28,8 @@ pub struct Host {
     runtime: Handle,
     launcher: Arc<Launcher>,
     sink: Sink,
-    kernels: Mutex<Vec<mpsc::UnboundedSender<Command>>>,
+    /// Those that are not closed. One that is goes when its handle does.
+    kernels: Mutex<Vec<(mpsc::UnboundedSender<Command>, Arc<Shared>)>>,
 }
 
 /// A handle to a kernel. The kernel lives as long as its host, not as long as this.
@@ -57,6 +58,7 @@ impl Host {
             warden: Arc::new(warden),
             mark,
             oom: OomWatch::new(sink.clone()),
+            forks: Arc::new(Semaphore::new(cores * 16)),
             cold_starts: Semaphore::new(cores * 2),
         });
         Self {
@@ -80,8 +82,8 @@ impl Host {
         );
         self.runtime.spawn(session.run());
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
-        kernels.retain(|kernel| !kernel.is_closed());
-        kernels.push(commands.clone());
+        kernels.retain(|(_, shared)| shared.state() != PublicState::Closed);
+        kernels.push((commands.clone(), shared.clone()));
         Kernel { commands, shared }
     }
 
@@ -127,7 +129,7 @@ impl Host {
         let (launcher, sink) = (self.launcher.clone(), self.sink.clone());
         // Posted from here, so that no later call of the same caller overtakes it.
         let mut closing = Vec::new();
-        for kernel in kernels {
+        for (kernel, _) in kernels {
             let (closed, wait) = oneshot::channel();
             if kernel.send(Command::CloseForHost(grace, closed)).is_ok() {
                 closing.push(wait);

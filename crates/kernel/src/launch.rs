@@ -7,11 +7,11 @@ use std::time::Duration;
 use kernelhost_forkserver::client::{ForkError, TemplateError};
 use kernelhost_forkserver::profile::Profile;
 use kernelhost_forkserver::protocol::{Configuration, PROTOCOL, Rlimits, payload};
-use kernelhost_forkserver::template::Templates;
+use kernelhost_forkserver::template::{Templates, Warm};
 use kernelhost_process::exit_reason::{Cause, ExitReason, Telling, duration};
 use kernelhost_process::marker::{self, HostMark};
 use kernelhost_process::stderr_tail::crash_traceback;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::event::{KernelNumber, Launch, LifeFacts};
@@ -22,10 +22,14 @@ use crate::state::StartFailed;
 use crate::warden::Warden;
 use crate::wire::{Message, Ready};
 
-/// A healthy template forks in a few milliseconds; one that has not answered by now is stopped or hanging.
+/// A healthy template forks in a few milliseconds, and the fork is ready a few later; one that is not by now is stopped or
+/// hanging.
 const FORK_LIMIT: Duration = Duration::from_secs(5);
 /// How long a process that has said why it cannot start may take to leave by itself, so that its own status is told.
 const LEAVES_BY_ITSELF: Duration = Duration::from_millis(500);
+
+/// How long a process may take to be gone after SIGKILL.
+const ENDS: Duration = Duration::from_secs(5);
 
 /// What all launches of a host share.
 pub struct Launcher {
@@ -34,6 +38,9 @@ pub struct Launcher {
     pub warden: Arc<Warden>,
     pub mark: HostMark,
     pub oom: Arc<OomWatch>,
+    /// Forks that are not ready yet, at once: a crowd that comes back after a common death is let in at the rate at which it
+    /// can be served.
+    pub forks: Arc<Semaphore>,
     /// Cold starts at once. More would only slow each other down: an interpreter that starts keeps a core busy.
     pub cold_starts: Semaphore,
 }
@@ -73,6 +80,8 @@ pub async fn launch(mut request: Request) -> Launched {
     let mut attempt = Attempt {
         life: None,
         fell_back: None,
+        init_has_begun: false,
+        permit: None,
     };
     let mut cancelled = request.cancelled.clone();
     let began = Instant::now() + request.pause;
@@ -84,7 +93,7 @@ pub async fn launch(mut request: Request) -> Launched {
         }
         outcome = attempt.run(&mut request) => outcome,
     };
-    let Attempt { life, fell_back } = attempt;
+    let Attempt { life, fell_back, .. } = attempt;
     let result = match (outcome, life) {
         (Ok((ready, launch)), Some(mut life)) => {
             life.became_ready();
@@ -114,6 +123,15 @@ pub async fn launch(mut request: Request) -> Launched {
 struct Attempt {
     life: Option<Box<Life>>,
     fell_back: Option<String>,
+    /// Code of the user's runs, or has run.
+    init_has_begun: bool,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+/// Why there is no life from the template.
+enum NoFork {
+    SpawnInstead(String),
+    Final(Problem),
 }
 
 impl Attempt {
@@ -125,36 +143,73 @@ impl Attempt {
         let mut deadline = Instant::now() + limit;
         let launcher = request.launcher.clone();
         launcher.warden.ensure(&request.kernel.environment);
-        let mut launch = Launch::Fork;
-        match launcher.options.launch {
-            LaunchMode::Spawn => launch = Launch::Spawn,
-            LaunchMode::Fork => self
-                .fork(request, limit, "startTimeoutMs")
-                .await
-                .map_err(Problem::Message)?,
-            LaunchMode::Auto => {
-                // Half of the time is kept for the cold start that may follow.
-                if let Err(why) = self.fork(request, limit / 2, "half of startTimeoutMs").await {
-                    self.fell_back = Some(why);
-                    launch = Launch::Spawn;
-                }
+        if launcher.options.launch != LaunchMode::Spawn {
+            match self.forked(request, deadline, limit).await {
+                Ok(ready) => return Ok((ready, Launch::Fork)),
+                Err(NoFork::Final(problem)) => return Err(problem),
+                Err(NoFork::SpawnInstead(why)) => self.fell_back = Some(why),
             }
+            self.permit = None;
         }
-        if launch == Launch::Spawn {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let permit = launcher.cold_starts.acquire().await;
-            // Waiting for others is not this interpreter's fault.
-            deadline = Instant::now() + left;
-            self.life = Some(Box::new(spawn(request).map_err(Problem::Message)?));
-            let ready = self.ready(deadline, limit).await;
-            drop(permit);
-            return Ok((ready?, launch));
+        let left = deadline.saturating_duration_since(Instant::now());
+        let permit = launcher.cold_starts.acquire().await;
+        // Waiting for others is not this interpreter's fault.
+        deadline = Instant::now() + left;
+        self.life = Some(Box::new(spawn(request).map_err(Problem::Message)?));
+        let ready = self.ready(deadline, limit).await;
+        drop(permit);
+        Ok((ready?, Launch::Spawn))
+    }
+
+    /// A life from the template that is ready, or what to do now.
+    async fn forked(&mut self, request: &Request, deadline: Instant, limit: Duration) -> Result<Ready, NoFork> {
+        if request.launcher.options.launch == LaunchMode::Fork {
+            let warm = self.fork(request, limit, "startTimeoutMs").await;
+            let warm = warm.map_err(|why| NoFork::Final(Problem::Message(why)))?;
+            let ready = self.ready(deadline, limit).await.map_err(NoFork::Final)?;
+            warm.proved_sound();
+            return Ok(ready);
         }
-        Ok((self.ready(deadline, limit).await?, launch))
+        // Half of the time is kept for the cold start that may follow.
+        let warm = self.fork(request, limit / 2, "half of startTimeoutMs").await;
+        let warm = warm.map_err(NoFork::SpawnInstead)?;
+        let soon = deadline.min(Instant::now() + FORK_LIMIT.min(limit / 4));
+        let early = self.ready(soon, limit).await;
+        let problem = match early {
+            Ok(ready) => {
+                warm.proved_sound();
+                return Ok(ready);
+            }
+            Err(problem) => problem,
+        };
+        if self.init_has_begun {
+            // Its own code runs, and takes the time it may take.
+            return match problem {
+                Problem::NotReady { .. } => self.ready(deadline, limit).await.map_err(NoFork::Final),
+                other => Err(NoFork::Final(other)),
+            };
+        }
+        let why = match problem {
+            Problem::NotReady { .. } => "a fork of the template hung before it was ready".to_owned(),
+            Problem::Ended => "a fork of the template ended before it was ready".to_owned(),
+            other => return Err(NoFork::Final(other)),
+        };
+        let (host, kernel) = (&request.launcher.options, &request.kernel);
+        let profile = Profile::new(&host.python, host.shell, &host.preload, &kernel.environment);
+        request.launcher.templates.discard(&profile, &warm, &why);
+        if let Some(mut life) = self.life.take() {
+            life.signal(libc::SIGKILL);
+            life.wait_for_end(ENDS).await;
+            let finished = life.finish(Duration::ZERO).await;
+            let printed =
+                printed(&finished.stderr_tail).map_or_else(String::new, |text| format!("; it printed \"{text}\""));
+            return Err(NoFork::SpawnInstead(format!("{why}{printed}")));
+        }
+        Err(NoFork::SpawnInstead(why))
     }
 
     /// `named`: what the limit is called where the user sees it.
-    async fn fork(&mut self, request: &Request, limit: Duration, named: &str) -> Result<(), String> {
+    async fn fork(&mut self, request: &Request, limit: Duration, named: &str) -> Result<Arc<Warm>, String> {
         let deadline = Instant::now() + limit;
         let (host, kernel) = (&request.launcher.options, &request.kernel);
         let templates = &request.launcher.templates;
@@ -173,6 +228,7 @@ impl Attempt {
                 }
                 error => format!("the template could not be used: {error}"),
             })?;
+        self.permit = request.launcher.forks.clone().acquire_owned().await.ok();
         let Wires {
             wire,
             outputs,
@@ -180,21 +236,25 @@ impl Attempt {
             lifeline,
             theirs,
         } = Wires::new().map_err(|error| wires_failed(&error))?;
-        let limit = deadline.min(Instant::now() + FORK_LIMIT);
+        // What is left of the time is worth more to the cold start than to a template that does not answer.
+        let limit = deadline.min(Instant::now() + FORK_LIMIT.min(limit / 2));
         let (marker, environment) = environment(request);
         let forked = warm
             .template
             .fork(configuration(request, &environment), theirs.into_descriptors(), limit)
             .await;
         let (pidfd, forked) = forked.map_err(|error| {
-            if matches!(error, ForkError::TimedOut(_)) {
-                templates.discard(&profile, &warm);
+            let why = format!("the template could not fork: {error}");
+            // One that has run out of descriptors will not get them back; one that the system refuses a process may.
+            let is_exhausted = matches!(&error, ForkError::Refused(failed) if failed.errno == libc::EMFILE);
+            if is_exhausted || matches!(error, ForkError::TimedOut(_)) {
+                templates.discard(&profile, &warm, &why);
             }
-            format!("the template could not fork: {error}")
+            why
         })?;
         let life = Life::forked(pidfd, forked, marker, wire, outputs, interrupts, lifeline);
         self.life = Some(Box::new(life.map_err(|error| wires_failed(&error))?));
-        Ok(())
+        Ok(warm)
     }
 
     async fn ready(&mut self, deadline: Instant, limit: Duration) -> Result<Ready, Problem> {
@@ -205,6 +265,7 @@ impl Attempt {
             match timeout_at(deadline, life.event(true)).await {
                 Err(_) => return Err(Problem::NotReady { limit }),
                 Ok(LifeEvent::Message(Message::Ready(ready))) => return Ok(ready),
+                Ok(LifeEvent::Message(Message::InitBegins)) => self.init_has_begun = true,
                 Ok(LifeEvent::Message(Message::StartFailed(failure))) => {
                     return Err(Problem::Says(failure.to_string()));
                 }
@@ -281,7 +342,7 @@ async fn end(request: &Request, mut life: Box<Life>, problem: Problem) -> StartF
     let leaves = matches!(problem, Problem::Says(_) | Problem::Ended);
     if !leaves || !life.wait_for_end(LEAVES_BY_ITSELF).await {
         life.signal(libc::SIGKILL);
-        life.wait_for_end(Duration::from_secs(5)).await;
+        life.wait_for_end(ENDS).await;
     }
     let finished = life.finish(Duration::ZERO).await;
     let python = &request.launcher.options.python;

@@ -280,8 +280,13 @@ impl Life {
 
     /// Signals the process group.
     pub fn signal(&self, number: i32) {
-        if let Err(error) = self.pidfd.get_ref().signal_group(number, self.holds_pid()) {
+        let process = self.pidfd.get_ref();
+        if let Err(error) = process.signal_group(number, self.holds_pid()) {
             tracing::warn!(pid = self.pid(), number, %error, "a signal could not be sent");
+        }
+        if number == libc::SIGKILL {
+            // A fork that hangs in its first steps leads no group yet.
+            process.signal(number).ok();
         }
     }
 

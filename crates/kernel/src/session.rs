@@ -235,7 +235,7 @@ impl Session {
                 self.apply(Input::Done(cell, done));
             }
             Message::Exiting(code) => self.apply(Input::Exiting(code)),
-            Message::Ready(_) | Message::StartFailed(_) => {
+            Message::Ready(_) | Message::InitBegins | Message::StartFailed(_) => {
                 self.apply(Input::Broken("it said twice how it started".to_owned()));
             }
         }

@@ -26,6 +26,7 @@ mod kind {
     pub const VALUE: u16 = 20;
     pub const DONE: u16 = 21;
     pub const EXITING: u16 = 22;
+    pub const INIT_BEGINS: u16 = 23;
     pub const BARRIER: u16 = 32;
     pub const BARRIER_PASSED: u16 = 33;
 }
@@ -34,6 +35,8 @@ mod kind {
 #[derive(Debug)]
 pub enum Message {
     Ready(Ready),
+    /// The `init` code runs from here on.
+    InitBegins,
     StartFailed(StartFailure),
     /// 0: of no cell.
     Output(CellId, Output),
@@ -211,6 +214,7 @@ fn read_message(frame: &Frame) -> Result<Message, FrameError> {
             }
             Message::Ready(ready)
         }
+        kind::INIT_BEGINS => Message::InitBegins,
         kind::START_FAILED => Message::StartFailed(parse(frame)?),
         kind::DISPLAY => {
             let display: DisplayPayload<'_> = read(frame)?;
@@ -245,3 +249,7 @@ fn read_message(frame: &Frame) -> Result<Message, FrameError> {
         other => return Err(FrameError::UnknownKind(other)),
     })
 }
+
+#[cfg(test)]
+#[path = "wire_tests.rs"]
+mod tests;
