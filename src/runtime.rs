@@ -6,7 +6,6 @@
 use std::future::pending;
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
-use std::time::Duration;
 
 use napi::{Error, Result};
 use tokio::runtime::{Builder, Handle};
@@ -24,14 +23,7 @@ pub fn handle() -> Result<Handle> {
     thread::Builder::new()
         .name("kernelhost".to_owned())
         .spawn(move || {
-            // Blocking threads look at other processes, and go away again.
-            let built = Builder::new_current_thread()
-                .enable_io()
-                .enable_time()
-                .max_blocking_threads(4)
-                .thread_keep_alive(Duration::from_secs(1))
-                .thread_name("kernelhost-look")
-                .build();
+            let built = Builder::new_current_thread().enable_io().enable_time().build();
             match built {
                 Ok(runtime) => {
                     sender.send(Ok(runtime.handle().clone())).ok();

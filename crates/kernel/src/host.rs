@@ -59,7 +59,7 @@ impl Host {
             mark,
             oom: OomWatch::new(sink.clone()),
             forks: Arc::new(Semaphore::new(cores * 16)),
-            cold_starts: Semaphore::new(cores * 2),
+            cold_starts: Arc::new(Semaphore::new(cores * 2)),
         });
         Self {
             runtime,
@@ -135,6 +135,9 @@ impl Host {
                 closing.push(wait);
             }
         }
+        // Nobody who waits for a place gets one any more.
+        launcher.forks.close();
+        launcher.cold_starts.close();
         self.runtime.spawn(async move {
             for closed in closing {
                 // Dropped, not sent: either way the kernel is closed.

@@ -42,7 +42,7 @@ pub struct Launcher {
     /// can be served.
     pub forks: Arc<Semaphore>,
     /// Cold starts at once. More would only slow each other down: an interpreter that starts keeps a core busy.
-    pub cold_starts: Semaphore,
+    pub cold_starts: Arc<Semaphore>,
 }
 
 pub struct Request {
@@ -93,7 +93,13 @@ pub async fn launch(mut request: Request) -> Launched {
         }
         outcome = attempt.run(&mut request) => outcome,
     };
-    let Attempt { life, fell_back, .. } = attempt;
+    let Attempt {
+        life,
+        fell_back,
+        // Given up when the process is ready or gone: one that is being ended counts.
+        permit: _permit,
+        ..
+    } = attempt;
     let result = match (outcome, life) {
         (Ok((ready, launch)), Some(mut life)) => {
             life.became_ready();
@@ -152,13 +158,12 @@ impl Attempt {
             self.permit = None;
         }
         let left = deadline.saturating_duration_since(Instant::now());
-        let permit = launcher.cold_starts.acquire().await;
+        let permit = launcher.cold_starts.clone().acquire_owned().await;
+        self.permit = Some(permit.map_err(|_| Problem::Cancelled(Cause::Close))?);
         // Waiting for others is not this interpreter's fault.
         deadline = Instant::now() + left;
         self.life = Some(Box::new(spawn(request).map_err(Problem::Message)?));
-        let ready = self.ready(deadline, limit).await;
-        drop(permit);
-        Ok((ready?, Launch::Spawn))
+        Ok((self.ready(deadline, limit).await?, Launch::Spawn))
     }
 
     /// A life from the template that is ready, or what to do now.
@@ -228,7 +233,8 @@ impl Attempt {
                 }
                 error => format!("the template could not be used: {error}"),
             })?;
-        self.permit = request.launcher.forks.clone().acquire_owned().await.ok();
+        let permit = request.launcher.forks.clone().acquire_owned().await;
+        self.permit = Some(permit.map_err(|_| "the host is closed".to_owned())?);
         let Wires {
             wire,
             outputs,

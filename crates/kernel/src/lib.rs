@@ -8,6 +8,7 @@ pub mod host;
 pub mod options;
 pub mod output;
 
+mod aside;
 mod launch;
 mod life;
 mod limits;

@@ -22,6 +22,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
+use crate::aside::aside;
 use crate::output::{Stream, Utf8Decoder};
 use crate::wire::{CellId, Heard, Message, Received, Wire};
 
@@ -451,8 +452,9 @@ impl Life {
             return Leftovers::default();
         }
         let manner = Manner { grace, limit: TREE };
-        let ended = tokio::task::spawn_blocking(move || process_tree::end(&root, manner));
-        ended.await.unwrap_or_default()
+        aside(move || process_tree::end(&root, manner))
+            .await
+            .unwrap_or_default()
     }
 
     /// The last steps, once the process has ended: its status, the rest of its tree, its last words, its pid given up.

@@ -9,9 +9,10 @@ use kernelhost_process::process_tree::{self, Size};
 use kernelhost_process::stderr_tail::crash_traceback;
 use kernelhost_process::usage;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
+use crate::aside::aside;
 use crate::event::{
     CellResult, CellStatus, Event, Failure, FailureCode, KernelNumber, LifeFacts, PublicState, Recovered, Reply,
     RequestId, Sink,
@@ -107,7 +108,7 @@ struct Launching {
 struct LimitWatch {
     watch: limits::Watch,
     next: Instant,
-    look: Option<JoinHandle<Size>>,
+    look: Option<JoinHandle<Option<Size>>>,
 }
 
 /// The cell whose caller waits.
@@ -290,7 +291,7 @@ impl Session {
         };
         let Some(size) = size else {
             let (root, exact_from) = (life.root(), limits.watch.exact_from());
-            limits.look = Some(spawn_blocking(move || process_tree::measure(&root, exact_from)));
+            limits.look = Some(tokio::spawn(aside(move || process_tree::measure(&root, exact_from))));
             return;
         };
         limits.next = Instant::now() + limits::Watch::pause(self.cell.is_some());
@@ -618,10 +619,9 @@ impl Session {
         };
         // Its own thread: the sizes of a large process take the Linux kernel a while to add up.
         let pid = self.life.as_ref().map(|(life, _)| life.pid());
-        spawn_blocking(move || {
-            let reply = pid
-                .and_then(|pid| usage::live(pid).ok())
-                .map_or_else(absent, Reply::Usage);
+        tokio::spawn(async move {
+            let found = aside(move || pid.and_then(|pid| usage::live(pid).ok())).await;
+            let reply = found.flatten().map_or_else(absent, Reply::Usage);
             sink(vec![Event::Settled { request, reply }]);
         });
     }
@@ -658,7 +658,7 @@ async fn life_event(life: &mut Option<(Box<Life>, LifeFacts)>, read_output: bool
 async fn look(limits: &mut Option<LimitWatch>) -> Option<Size> {
     match limits {
         Some(LimitWatch { look: Some(look), .. }) => {
-            let size = look.await.unwrap_or_default();
+            let size = look.await.ok().flatten().unwrap_or_default();
             if let Some(limits) = limits {
                 limits.look = None;
             }

@@ -202,6 +202,8 @@ pub struct Machine {
     policy: Policy,
     state: State,
     generation: u32,
+    /// One has been ready.
+    had_life: bool,
     failed_starts: u32,
     queue: VecDeque<Queued>,
     last_cell: CellId,
@@ -225,6 +227,7 @@ impl Machine {
             policy,
             state: State::Absent,
             generation: 0,
+            had_life: false,
             failed_starts: 0,
             queue: VecDeque::new(),
             last_cell: 0,
@@ -457,6 +460,7 @@ impl Machine {
 
     fn ready(&mut self, life: LifeFacts) {
         self.failed_starts = 0;
+        self.had_life = true;
         self.cells_of_life = 0;
         self.announced_exit = None;
         match std::mem::replace(&mut self.state, State::Idle) {
@@ -790,7 +794,7 @@ impl Machine {
     }
 
     fn must_be_started(&self) -> bool {
-        self.policy.recovery == Recovery::None && self.generation > 0
+        self.policy.recovery == Recovery::None && self.had_life
     }
 
     fn next(&mut self) {

@@ -156,19 +156,19 @@ proptest! {
             Err(error) => prop_assert!(!error.to_string().is_empty()),
         }
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
 
     /// Any depth: the stack of the one thread that serves all kernels is not a kernel's to spend.
     #[test]
-    fn depth_costs_no_stack(depth in 0_usize..200_000, closed in any::<bool>(), kind in 16_u16..23) {
+    fn depth_costs_no_stack(depth in 0_usize..100_000, closed in any::<bool>(), kind in 16_u16..23) {
         let nest = |open: &str, close: &str| open.repeat(depth) + &close.repeat(if closed { depth } else { 0 });
         for text in [nest("[", "]"), nest("{\"a\":", "}"), format!("{{\"data\":{},\"metadata\":{{}}}}", nest("[", "]"))] {
             drop(read_message(&Frame { kind, id: 1, payload: text.into_bytes() }));
         }
     }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
     fn messages_come_through_the_wire_in_any_pieces(

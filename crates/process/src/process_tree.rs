@@ -87,6 +87,8 @@ pub struct Manner {
 /// A tracker of `multiprocessing` removes what its processes have left in shared memory, and leaves by itself once they are
 /// gone: it is given this long.
 const TRACKER_GRACE: Duration = Duration::from_millis(500);
+/// A machine that stands still for seconds has given nobody the time to die.
+const LEAST_LOOKS: u32 = 20;
 const TRACKER: &str = "multiprocessing.resource_tracker";
 
 struct Member {
@@ -213,6 +215,7 @@ pub fn end(root: &Root, manner: Manner) -> Leftovers {
     let mut refused: HashMap<(i32, u64), io::Error> = HashMap::new();
     let mut pause = Duration::from_millis(1);
     let mut only_trackers_since = None;
+    let mut looks = 0;
     loop {
         let found: Vec<Member> = find(root)
             .into_iter()
@@ -232,7 +235,8 @@ pub fn end(root: &Root, manner: Manner) -> Leftovers {
         } else {
             libc::SIGKILL
         };
-        let over = began.elapsed() >= manner.limit;
+        looks += 1;
+        let over = began.elapsed() >= manner.limit && looks >= LEAST_LOOKS;
         let mut remaining = Vec::new();
         for member in found {
             let name = (member.stat.pid, member.stat.start);
