@@ -7,7 +7,7 @@ import faulthandler
 import os
 import sys
 
-from . import failures, searchpath, shells, wires
+from . import failures, searchpath, shells, trackers, wires
 from .interrupts import Interrupts
 from .loop import Loop
 from .outbox import Outbox
@@ -117,6 +117,7 @@ class Life:
         shell.life = self
         shell.refresh()
         os.register_at_fork(after_in_child=self._after_fork_in_cell)
+        trackers.let_outlive()
         set_limits(configuration.get("limits") or {})
         init = configuration.get("init")
         if init:

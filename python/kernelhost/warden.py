@@ -14,6 +14,7 @@ OPT_OUT = b"KERNELHOST_DETACHED="
 _FIELDS_OF_A_LIFE = 2
 _HOST_IS_GONE = 3
 _LIMIT_SECONDS = 5.0
+_QUIET_LOOKS = 3
 # A tracker of multiprocessing removes what its processes have left in shared memory and then leaves by itself.
 TRACKER = b"multiprocessing.resource_tracker"
 _TRACKER_SECONDS = 0.5
@@ -35,36 +36,64 @@ def host_of(marker):
 
 
 def sweep(host):
-    """Looks and kills until nothing is found."""
+    """Looks and kills until nothing is found, in several looks: what forks and leaves all the time can be missed by one."""
     began = time.monotonic()
     pause = 0.001
-    while True:
-        found = [each for each in processes() if each != os.getpid() and belongs(each, host)]
-        if not found:
-            return 0
+    quiet = 0
+    while quiet < _QUIET_LOOKS:
+        found = family(host)
         elapsed = time.monotonic() - began
         if elapsed > _LIMIT_SECONDS:
-            return 1
-        trackers = [pid for pid in found if is_tracker(pid)]
-        for pid in found:
-            if pid not in trackers or (trackers == found and elapsed > _TRACKER_SECONDS):
-                end(pid, host)
+            return 1 if found else 0
+        quiet = 0 if found else quiet + 1
+        trackers = [process for process in found if is_tracker(process[0])]
+        for process in found:
+            if process not in trackers or (trackers == found and elapsed > _TRACKER_SECONDS):
+                end(*process)
         time.sleep(pause)
         pause = min(pause * 2, 0.05)
+    return 0
 
 
-def processes():
-    """The pids of this PID namespace."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+def family(host):
+    """Everything that carries the host's marker and all that descends from it, as (pid, start time), without what opted out."""
+    processes = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            stat = stat_of(int(name))
+            if stat is not None:
+                processes[int(name)] = stat
+    verdicts = {os.getpid(): False, 1: False}
+    return [(pid, start) for pid, (_, start) in processes.items() if _belongs(pid, host, processes, verdicts)]
 
 
-def belongs(pid, host):
-    """Whether a living process carries the host's marker and has not opted out."""
-    variables = _read(f"/proc/{pid}/environ").split(b"\0")
-    ours = any(each.startswith(MARKER + host) for each in variables)
-    detached = any(each.startswith(OPT_OUT) and each != OPT_OUT for each in variables)
-    # The environment of a zombie is empty.
-    return ours and not detached
+def stat_of(pid):
+    """The parent and the start time of a living process."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    if len(fields) < 20 or fields[0] in b"ZX":
+        return None
+    return int(fields[1]), int(fields[19])
+
+
+def _belongs(pid, host, processes, verdicts):
+    path = []
+    verdict = False
+    # Up to an ancestor of whom it is known.
+    while pid in processes and pid not in path:
+        if pid in verdicts:
+            verdict = verdicts[pid]
+            break
+        path.append(pid)
+        variables = _read(f"/proc/{pid}/environ").split(b"\0")
+        if any(each.startswith(OPT_OUT) and each != OPT_OUT for each in variables):
+            break
+        if any(each.startswith(MARKER + host) for each in variables):
+            verdict = True
+            break
+        pid = processes[pid][0]
+    for each in path:
+        verdicts[each] = verdict
+    return verdict
 
 
 def is_tracker(pid):
@@ -72,15 +101,16 @@ def is_tracker(pid):
     return TRACKER in _read(f"/proc/{pid}/cmdline")
 
 
-def end(pid, host):
-    """Kills a process that still is what it was taken for."""
+def end(pid, start):
+    """Kills the process that was found, and nobody who has got its pid since."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
         return
     try:
-        # Looked at again now that the pidfd is open: it is of a process that carries the marker.
-        if belongs(pid, host):
+        stat = stat_of(pid)
+        # The same start time after the pidfd was opened: so it is of that very process.
+        if stat is not None and stat[1] == start:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except OSError:
         pass

@@ -29,7 +29,7 @@ use crate::socket::{FrameSocket, Receives, SocketError};
 pub enum TemplateError {
     #[error("{0}")]
     Spawn(Arc<SpawnError>),
-    #[error("the template's wires could not be made: {0}")]
+    #[error("the template's wires could not be made: {}", reason(.0))]
     Wires(Arc<io::Error>),
     #[error("{}", .0.message)]
     Ended(Box<ExitReason>),
@@ -49,6 +49,16 @@ pub enum TemplateError {
     Cancelled,
     #[error("the host is closed")]
     Closed,
+}
+
+fn reason(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => {
+            format!("{error} (EMFILE: this process has reached its limit of open files, RLIMIT_NOFILE)")
+        }
+        Some(libc::ENFILE) => format!("{error} (ENFILE: the system has reached its limit of open files)"),
+        _ => error.to_string(),
+    }
 }
 
 fn said(tail: &str) -> String {

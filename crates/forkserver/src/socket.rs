@@ -81,6 +81,11 @@ impl FrameSocket {
         if self.writable.is_none() { self.flush() } else { Ok(()) }
     }
 
+    /// Whether something that was sent waits for the peer to read.
+    pub fn has_unsent(&self) -> bool {
+        !self.unsent.is_empty()
+    }
+
     /// The next frame; `Ok(None)` at the end of file. Loses nothing when its future is dropped. Sends what is queued meanwhile.
     pub async fn receive(&mut self) -> Result<Option<Frame>, SocketError> {
         loop {

@@ -350,3 +350,35 @@ fn a_length_above_the_limit_ends_a_template_at_once() {
         "{error:?}"
     );
 }
+
+/// A read stops short behind descriptors, and at a byte that was sent out of band: what follows is there all the same.
+#[tokio::test(flavor = "current_thread")]
+async fn descriptors_that_nobody_asked_for_hold_up_no_frame_and_stay_nowhere() {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    use std::io::IoSlice;
+    use std::mem::MaybeUninit;
+    use std::os::fd::AsFd;
+
+    let open = || fs::read_dir("/proc/self/fd").unwrap().count();
+    let (mut ours, theirs) = FrameSocket::pair(Receives::FramesOnly).unwrap();
+    let null = fs::File::open("/dev/null").unwrap();
+    let before = open();
+    // All of it is there before the first read, one byte at a time.
+    for byte in encode(kind::FORKED, 7, b"{}")
+        .iter()
+        .chain(&encode(kind::FORKED, 8, b"{}"))
+    {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [null.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        sendmsg(&theirs, &[IoSlice::new(&[*byte])], &mut control, SendFlags::empty()).unwrap();
+    }
+    for id in [7, 8] {
+        let frame = timeout(Duration::from_secs(5), ours.receive())
+            .await
+            .expect("a frame that has arrived is not seen");
+        assert_eq!(frame.unwrap().unwrap().id, id);
+    }
+    assert_eq!(open(), before);
+}

@@ -145,6 +145,7 @@ impl Host {
             }
             launcher.templates.close().await;
             launcher.warden.close().await;
+            launcher.oom.close();
             sink(vec![Event::Settled {
                 request,
                 reply: Reply::Done,

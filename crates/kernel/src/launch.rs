@@ -10,6 +10,7 @@ use kernelhost_forkserver::protocol::{Configuration, PROTOCOL, Rlimits, payload}
 use kernelhost_forkserver::template::{Templates, Warm};
 use kernelhost_process::exit_reason::{Cause, ExitReason, Telling, duration};
 use kernelhost_process::marker::{self, HostMark};
+use kernelhost_process::spawn::SpawnError;
 use kernelhost_process::stderr_tail::crash_traceback;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout_at};
@@ -223,7 +224,7 @@ impl Attempt {
             .acquire(&profile, &kernel.environment, limit)
             .await
             .map_err(|error| match error {
-                TemplateError::Spawn(error) => unrunnable(&error.to_string()),
+                TemplateError::Spawn(error) => unrunnable(&error),
                 TemplateError::TimedOut { .. } => {
                     format!(
                         "the template of {} was not ready within {} ({named})",
@@ -290,12 +291,16 @@ fn spawn(request: &Request) -> Result<Life, String> {
     let (marker, environment) = environment(request);
     let configuration = configuration(request, &environment);
     Life::spawn(&host.python, &boot(host), marker, &environment, &configuration, wires)
-        .map_err(|error| unrunnable(&error.to_string()))
+        .map_err(|error| unrunnable(&error))
 }
 
 /// What to do about an interpreter that cannot be run.
-fn unrunnable(why: &str) -> String {
-    format!("{why}; the option `python` (or KERNELHOST_PYTHON) names the interpreter")
+fn unrunnable(error: &SpawnError) -> String {
+    if error.is_about_the_program() {
+        format!("{error}; the option `python` (or KERNELHOST_PYTHON) names the interpreter")
+    } else {
+        error.to_string()
+    }
 }
 
 /// The script that both kinds of Python processes start with.

@@ -125,6 +125,8 @@ pub struct Life {
     /// A barrier that is passed once what came before it has been handed out.
     barrier: Option<u64>,
     unreachable_at: Option<Instant>,
+    /// It broke the wire format, and nothing it says is read any more.
+    broken: bool,
     pending: VecDeque<LifeEvent>,
     buffer: Vec<u8>,
 }
@@ -247,6 +249,7 @@ impl Life {
             starting: true,
             barrier: None,
             unreachable_at: None,
+            broken: false,
             pending: VecDeque::new(),
             buffer: Vec::new(),
         })
@@ -302,6 +305,8 @@ impl Life {
     /// With `read_output` false the pipes are left alone, so that the writer feels it.
     pub async fn event(&mut self, read_output: bool) -> LifeEvent {
         loop {
+            // One that never stops talking gets no more than its turn.
+            tokio::task::coop::consume_budget().await;
             if let Some(event) = self.pending.pop_front() {
                 return event;
             }
@@ -309,18 +314,23 @@ impl Life {
                 if self.take_message_now() {
                     continue;
                 }
-                if let Some(barrier) = self.barrier.take() {
-                    self.wire.pass_barrier(barrier);
+                if let Some(barrier) = self.barrier.take()
+                    && !self.wire.pass_barrier(barrier)
+                {
+                    self.broken = true;
+                    return LifeEvent::Broken("it asked for barriers and did not read the answers".to_owned());
                 }
             }
             let [stdout, stderr] = &self.outputs;
             let unreachable = self.unreachable_at;
+            let is_heard = unreachable.is_none() && !self.broken;
             tokio::select! {
                 biased;
-                heard = self.wire.next(), if unreachable.is_none() => match heard {
+                heard = self.wire.next(), if is_heard => match heard {
                     Heard::Message(Received::Message(message)) => self.take_message(message),
                     Heard::Barrier(Received::Message(barrier)) => self.barrier = Some(barrier),
                     Heard::Message(Received::Broken(error)) | Heard::Barrier(Received::Broken(error)) => {
+                        self.broken = true;
                         return broken(&error);
                     }
                     Heard::Message(Received::EndOfFile) | Heard::Barrier(Received::EndOfFile) => {
@@ -346,16 +356,22 @@ impl Life {
     /// Hands a message out after the text that was in the pipes when it came.
     fn take_message(&mut self, message: Message) {
         self.take_waiting_text();
-        if matches!(message, Message::Done(..) | Message::Exiting(_)) {
+        if matches!(message, Message::Done(..) | Message::Exiting(..)) {
             self.finish_text();
         }
         self.pending.push_back(LifeEvent::Message(message));
     }
 
     fn take_message_now(&mut self) -> bool {
+        if self.broken {
+            return false;
+        }
         match self.wire.message_now() {
             Received::Message(message) => self.take_message(message),
-            Received::Broken(error) => self.pending.push_back(broken(&error)),
+            Received::Broken(error) => {
+                self.broken = true;
+                self.pending.push_back(broken(&error));
+            }
             Received::EndOfFile => return false,
         }
         true

@@ -11,6 +11,7 @@ use std::time::Duration;
 use kernelhost_process::out_of_memory::{KernelLog, Kill, MemoryCgroup, kills_on_this_machine};
 use kernelhost_process::process_tree::{Root, claims};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::event::{Event, KernelNumber, Sink};
@@ -31,13 +32,15 @@ pub struct Finding {
 pub struct OomWatch {
     sink: Sink,
     inner: Mutex<Inner>,
-    /// Counts what the log has told, for those who wait for a line. Those who watch end with it.
+    /// Counts what the log has told, for those who wait for a line.
     told: watch::Sender<u64>,
 }
 
 #[derive(Default)]
 struct Inner {
     source: Option<Source>,
+    /// What reads the source.
+    reader: Option<JoinHandle<()>>,
     lives: HashMap<i32, Watched>,
     log: VecDeque<Kill>,
     counters: HashMap<MemoryCgroup, Counter>,
@@ -78,16 +81,12 @@ impl OomWatch {
     pub fn began(self: &Arc<Self>, kernel: KernelNumber, name: &str, root: Root) {
         let mut inner = self.inner();
         if inner.source.is_none() {
-            inner.source = Some(match KernelLog::open() {
-                Ok(log) => {
-                    tokio::spawn(read_log(Arc::downgrade(self), log, self.told.subscribe()));
-                    Source::Log
-                }
-                Err(why) => {
-                    tokio::spawn(look_at_counters(Arc::downgrade(self)));
-                    Source::Counters(why)
-                }
-            });
+            let of = Arc::downgrade(self);
+            let (source, reader) = match KernelLog::open() {
+                Ok(log) => (Source::Log, tokio::spawn(read_log(of, log))),
+                Err(why) => (Source::Counters(why), tokio::spawn(look_at_counters(of))),
+            };
+            (inner.source, inner.reader) = (Some(source), Some(reader));
         }
         let cgroup = match inner.source {
             Some(Source::Counters(_)) => MemoryCgroup::of(root.pid),
@@ -117,6 +116,15 @@ impl OomWatch {
                 cgroup,
             },
         );
+    }
+
+    /// The last life has ended.
+    pub fn close(&self) {
+        let mut inner = self.inner();
+        inner.source = None;
+        if let Some(reader) = inner.reader.take() {
+            reader.abort();
+        }
     }
 
     /// A life has ended, and its pid is about to be given up.
@@ -307,22 +315,21 @@ impl Counter {
     }
 }
 
-async fn read_log(of: Weak<OomWatch>, log: KernelLog, mut told: watch::Receiver<u64>) {
+impl Drop for OomWatch {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+async fn read_log(of: Weak<OomWatch>, log: KernelLog) {
     loop {
-        let kills = tokio::select! {
-            kills = log.kills() => kills,
-            () = nobody_is_left(&mut told) => return,
-        };
+        let kills = log.kills().await;
         let Some(watch) = of.upgrade() else { return };
         match kills {
             Ok(kills) => watch.heard(kills),
             Err(error) => return watch.log_has_failed(format!("the kernel log (/dev/kmsg) cannot be read: {error}")),
         }
     }
-}
-
-async fn nobody_is_left(told: &mut watch::Receiver<u64>) {
-    while told.changed().await.is_ok() {}
 }
 
 async fn look_at_counters(of: Weak<OomWatch>) {

@@ -235,7 +235,15 @@ impl Session {
                 }
                 self.apply(Input::Done(cell, done));
             }
-            Message::Exiting(code) => self.apply(Input::Exiting(code)),
+            Message::Exiting(cell, code) => {
+                if self.cell.as_ref().is_some_and(|running| running.id == cell) {
+                    self.apply(Input::Exiting(code));
+                } else {
+                    self.apply(Input::Broken(format!(
+                        "cell {cell}, which was not running, called exit()"
+                    )));
+                }
+            }
             Message::Ready(_) | Message::InitBegins | Message::StartFailed(_) => {
                 self.apply(Input::Broken("it said twice how it started".to_owned()));
             }

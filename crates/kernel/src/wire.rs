@@ -41,7 +41,7 @@ pub enum Message {
     /// 0: of no cell.
     Output(CellId, Output),
     Done(CellId, Done),
-    Exiting(i32),
+    Exiting(CellId, i32),
 }
 
 #[derive(Debug, Deserialize)]
@@ -105,8 +105,13 @@ impl Wire {
         self.requests.send(kind::SHUTDOWN, 0, &[], Vec::new()).ok();
     }
 
-    pub fn pass_barrier(&mut self, barrier: u64) {
+    /// False: the answers before this one have not been read. Whoever asks waits for its answer, so nobody honest does that.
+    pub fn pass_barrier(&mut self, barrier: u64) -> bool {
+        if self.calls.has_unsent() {
+            return false;
+        }
         self.calls.send(kind::BARRIER_PASSED, barrier, &[], Vec::new()).ok();
+        true
     }
 
     /// A message that has already arrived.
@@ -148,55 +153,49 @@ fn read_barrier(frame: &Frame) -> Result<u64, FrameError> {
     }
 }
 
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct DisplayPayload<'a> {
+    #[serde(borrow)]
+    data: &'a RawValue,
+    #[serde(borrow)]
+    metadata: &'a RawValue,
+    display_id: Option<String>,
+    update: bool,
+}
+#[derive(Deserialize)]
+struct ClearPayload {
+    wait: bool,
+}
+#[derive(Deserialize)]
+struct ValuePayload<'a> {
+    #[serde(borrow)]
+    data: &'a RawValue,
+    #[serde(borrow)]
+    metadata: &'a RawValue,
+}
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct DonePayload<'a> {
+    status: DoneStatus,
+    execution_count: u32,
+    interrupted: bool,
+    #[serde(borrow)]
+    value: Option<ValuePayload<'a>>,
+    error: Option<PythonError>,
+}
+
+#[derive(Deserialize, PartialEq)]
+#[serde(rename_all = "kebab-case")]
+enum DoneStatus {
+    Ok,
+    Error,
+}
+
 fn read_message(frame: &Frame) -> Result<Message, FrameError> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct DisplayPayload<'a> {
-        #[serde(borrow)]
-        data: &'a RawValue,
-        #[serde(borrow)]
-        metadata: &'a RawValue,
-        display_id: Option<String>,
-        update: bool,
-    }
-    #[derive(Deserialize)]
-    struct ClearPayload {
-        wait: bool,
-    }
-    #[derive(Deserialize)]
-    struct ValuePayload<'a> {
-        #[serde(borrow)]
-        data: &'a RawValue,
-        #[serde(borrow)]
-        metadata: &'a RawValue,
-    }
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct DonePayload<'a> {
-        status: DoneStatus,
-        execution_count: u32,
-        interrupted: bool,
-        #[serde(borrow)]
-        value: Option<ValuePayload<'a>>,
-        error: Option<PythonError>,
-    }
-    #[derive(Deserialize, PartialEq)]
-    #[serde(rename_all = "kebab-case")]
-    enum DoneStatus {
-        Ok,
-        Error,
-    }
     #[derive(Deserialize)]
     struct ExitingPayload {
         code: i32,
-    }
-    impl From<ValuePayload<'_>> for Output {
-        fn from(value: ValuePayload<'_>) -> Self {
-            Self::Value {
-                data: value.data.get().to_owned(),
-                metadata: value.metadata.get().to_owned(),
-            }
-        }
     }
     fn read<'a, T: Deserialize<'a>>(frame: &'a Frame) -> Result<T, FrameError> {
         serde_json::from_slice(&frame.payload).map_err(|error| FrameError::Payload {
@@ -205,6 +204,22 @@ fn read_message(frame: &Frame) -> Result<Message, FrameError> {
         })
     }
 
+    // Not looked into, but whoever gets it may rely on an object.
+    let bundle = |value: &RawValue| {
+        let text = value.get();
+        if text.starts_with('{') {
+            Ok(text.to_owned())
+        } else {
+            let why = "a MIME bundle is not an object".to_owned();
+            Err(FrameError::Payload { kind: frame.kind, why })
+        }
+    };
+    let value = |value: &ValuePayload<'_>| -> Result<Output, FrameError> {
+        Ok(Output::Value {
+            data: bundle(value.data)?,
+            metadata: bundle(value.metadata)?,
+        })
+    };
     Ok(match frame.kind {
         kind::READY => {
             let ready: Ready = parse(frame)?;
@@ -219,8 +234,8 @@ fn read_message(frame: &Frame) -> Result<Message, FrameError> {
         kind::DISPLAY => {
             let display: DisplayPayload<'_> = read(frame)?;
             let output = Output::Display {
-                data: display.data.get().to_owned(),
-                metadata: display.metadata.get().to_owned(),
+                data: bundle(display.data)?,
+                metadata: bundle(display.metadata)?,
                 display_id: display.display_id,
                 update: display.update,
             };
@@ -232,7 +247,7 @@ fn read_message(frame: &Frame) -> Result<Message, FrameError> {
                 wait: read::<ClearPayload>(frame)?.wait,
             },
         ),
-        kind::VALUE => Message::Output(frame.id, read::<ValuePayload<'_>>(frame)?.into()),
+        kind::VALUE => Message::Output(frame.id, value(&read(frame)?)?),
         kind::DONE => {
             let done: DonePayload<'_> = read(frame)?;
             let error = |PythonError { name, value, traceback }| Output::Error { name, value, traceback };
@@ -240,12 +255,12 @@ fn read_message(frame: &Frame) -> Result<Message, FrameError> {
                 ok: done.status == DoneStatus::Ok,
                 execution_count: done.execution_count,
                 interrupted: done.interrupted,
-                value: done.value.map(Output::from),
+                value: done.value.as_ref().map(value).transpose()?,
                 error: done.error.map(error),
             };
             Message::Done(frame.id, done)
         }
-        kind::EXITING => Message::Exiting(read::<ExitingPayload>(frame)?.code),
+        kind::EXITING => Message::Exiting(frame.id, read::<ExitingPayload>(frame)?.code),
         other => return Err(FrameError::UnknownKind(other)),
     })
 }

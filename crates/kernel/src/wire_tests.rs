@@ -91,7 +91,7 @@ fn fields(message: &Message) -> Value {
             "value": done.value.as_ref().map(output_fields),
             "error": done.error.as_ref().map(output_fields),
         }),
-        Message::Exiting(code) => json!({"code": code}),
+        Message::Exiting(_, code) => json!({"code": code}),
         Message::InitBegins => json!({}),
     }
 }

@@ -89,6 +89,11 @@ pub struct Manner {
 const TRACKER_GRACE: Duration = Duration::from_millis(500);
 /// A machine that stands still for seconds has given nobody the time to die.
 const LEAST_LOOKS: u32 = 20;
+/// Further looks that find nothing before a tree that had something is taken to be gone.
+const QUIET_LOOKS: u32 = 2;
+/// Looks at the adopter alone, between two at all processes: so many, and so many once there was something.
+const ADOPTED_LOOKS: u32 = 20;
+const ADOPTED_LOOKS_WHERE_SOME_WERE: u32 = 400;
 const TRACKER: &str = "multiprocessing.resource_tracker";
 
 struct Member {
@@ -216,17 +221,31 @@ pub fn end(root: &Root, manner: Manner) -> Leftovers {
     let mut pause = Duration::from_millis(1);
     let mut only_trackers_since = None;
     let mut looks = 0;
+    let mut quiet_looks = 0;
     loop {
         let found: Vec<Member> = find(root)
             .into_iter()
             .map(|stat| Member {
-                command: procfs::command(stat.pid),
+                command: match seen.get(&(stat.pid, stat.start)) {
+                    Some(before) => before.command.clone(),
+                    None => procfs::command(stat.pid),
+                },
                 stat,
             })
             .collect();
         if found.is_empty() {
-            return told(seen, &trackers, Vec::new());
+            // What forks and leaves all the time can be missed by a look; so one that had something is not believed at once.
+            if seen.is_empty() || quiet_looks == QUIET_LOOKS {
+                return told(seen, &trackers, Vec::new());
+            }
+            quiet_looks = if end_adopted(root, &mut seen) {
+                0
+            } else {
+                quiet_looks + 1
+            };
+            continue;
         }
+        quiet_looks = 0;
         let only_trackers = found.iter().all(Member::is_tracker);
         let waits_for_trackers =
             only_trackers && only_trackers_since.get_or_insert_with(Instant::now).elapsed() < TRACKER_GRACE;
@@ -259,7 +278,8 @@ pub fn end(root: &Root, manner: Manner) -> Leftovers {
                     why: why_it_stays(&member.stat, refused.get(&name)),
                 });
             }
-            seen.insert(name, member);
+            // What is dying has no command line any more.
+            seen.entry(name).or_insert(member);
         }
         if over {
             return told(seen, &trackers, remaining);
@@ -267,6 +287,41 @@ pub fn end(root: &Root, manner: Manner) -> Leftovers {
         wait(pause);
         pause = (pause * 2).min(Duration::from_millis(20));
     }
+}
+
+/// Ends what the adopter has been handed of this tree, again and again without a pause: a look at one list of children is
+/// quick enough to catch what lives for less than a millisecond. Whether there was anything.
+fn end_adopted(root: &Root, seen: &mut BTreeMap<(i32, u64), Member>) -> bool {
+    // The adopter of a cold life is the init of its PID namespace, or a process that stands in for it and is not known.
+    let (adopter, own) = match &root.adopter {
+        Some(adopter) if adopter.process.is_there() => (adopter.process.pid, Some(&adopter.own_children)),
+        _ => (1, None),
+    };
+    let mut caught = false;
+    let mut looks = ADOPTED_LOOKS;
+    while looks > 0 {
+        looks -= 1;
+        let children = procfs::children(adopter).unwrap_or_default();
+        let adopted = children
+            .into_iter()
+            .filter(|pid| own.is_none_or(|own| !own.contains(pid)));
+        for pid in adopted.filter(|pid| carries_marker(root, *pid)) {
+            let Some(stat) = Stat::read(pid).filter(|stat| !stat.is_zombie()) else {
+                continue;
+            };
+            let command = procfs::command(pid);
+            signal(&stat, libc::SIGKILL).ok();
+            seen.entry((pid, stat.start)).or_insert(Member { stat, command });
+            if !caught {
+                (caught, looks) = (true, ADOPTED_LOOKS_WHERE_SOME_WERE);
+            }
+        }
+    }
+    caught
+}
+
+fn carries_marker(root: &Root, pid: i32) -> bool {
+    matches!(marker::belonging(pid), Belonging::Marked { marker, detached: false } if marker == root.marker)
 }
 
 #[expect(clippy::disallowed_methods, reason = "never called on the thread that supervises")]

@@ -32,8 +32,20 @@ pub enum SpawnError {
     NulByte { what: &'static str },
     #[error("{path} cannot be run: {}", reason(path, error))]
     Refused { path: String, error: io::Error },
-    #[error("the descriptors of {path} could not be prepared: {error}")]
+    #[error("the descriptors of {path} could not be prepared: {}", reason(path, error))]
     Descriptors { path: String, error: io::Error },
+}
+
+impl SpawnError {
+    /// Whether another interpreter would help.
+    pub fn is_about_the_program(&self) -> bool {
+        const OF_THE_SYSTEM: [i32; 4] = [libc::EAGAIN, libc::EMFILE, libc::ENFILE, libc::ENOMEM];
+        match self {
+            Self::Refused { error, .. } => error.raw_os_error().is_none_or(|code| !OF_THE_SYSTEM.contains(&code)),
+            Self::NulByte { .. } => true,
+            Self::Descriptors { .. } => false,
+        }
+    }
 }
 
 fn reason(path: &str, error: &io::Error) -> String {
@@ -52,6 +64,8 @@ fn reason(path: &str, error: &io::Error) -> String {
         Some(libc::EAGAIN) => {
             "the limit of processes is reached (EAGAIN: RLIMIT_NPROC, or the cgroup's pids.max)".to_owned()
         }
+        Some(libc::EMFILE) => "this process has reached its limit of open files (EMFILE: RLIMIT_NOFILE)".to_owned(),
+        Some(libc::ENFILE) => "the system has reached its limit of open files (ENFILE)".to_owned(),
         Some(libc::ENOMEM) => "there is not enough memory (ENOMEM)".to_owned(),
         _ => error.to_string(),
     }
@@ -76,9 +90,31 @@ pub fn spawn(program: &Program<'_>) -> Result<Pidfd, SpawnError> {
         path: program.path.to_owned(),
         error,
     };
+    // Kept free for the pidfd: a child that could not be held would have to be ended again.
+    let place = descriptors
+        .first()
+        .map(OwnedFd::try_clone)
+        .transpose()
+        .map_err(refused)?;
     let pid = posix_spawn(&path, &arguments, &environment, &descriptors).map_err(refused)?;
+    drop(place);
     // Nobody but us reaps this child, so its pid is still its own.
-    Pidfd::open(pid).map_err(refused)
+    Pidfd::open(pid).map_err(|error| {
+        end_at_once(pid);
+        refused(error)
+    })
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "an own child that nobody else knows of and nobody has reaped"
+)]
+fn end_at_once(child: i32) {
+    // SAFETY: plain integers, and a null pointer for the status, which is allowed.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, ptr::null_mut(), 0);
+    }
 }
 
 fn nul_terminated(text: &str, what: &'static str) -> Result<CString, SpawnError> {
