@@ -841,6 +841,7 @@ module.exports.CellStatus = nativeBinding.CellStatus
 module.exports.ExitCause = nativeBinding.ExitCause
 module.exports.KernelState = nativeBinding.KernelState
 module.exports.LaunchMode = nativeBinding.LaunchMode
+module.exports.leftovers = nativeBinding.leftovers
 module.exports.LifeLaunch = nativeBinding.LifeLaunch
 module.exports.LifeShell = nativeBinding.LifeShell
 module.exports.OutputStream = nativeBinding.OutputStream

@@ -166,6 +166,9 @@ export interface Leftover {
   command: string
 }
 
+/** Looks at every process of this PID namespace; blocks for some milliseconds. With `end` what is found is killed. */
+export declare function leftovers(end: boolean): Array<Stray>
+
 export interface Leftovers {
   ended: Array<Leftover>
   remaining: Array<RemainingLeftover>
@@ -229,6 +232,18 @@ export type Reply =
   | { kind: 'failed'; failure: Failure }
 
 export type ShellChoice = 'auto' | 'ipython' | 'plain'
+
+/** A process whose marker names a host that is gone. */
+export interface Stray {
+  pid: number
+  command: string
+  hostPid: number
+  /** Null: it served the host itself. */
+  kernel: number | null
+  rssBytes: number
+  /** Why it could not be ended, when that was asked for. */
+  refused: string | null
+}
 
 export type Stuck = 'end' | 'wait'
 

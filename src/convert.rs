@@ -191,6 +191,19 @@ impl From<&process_tree::Leftovers> for dto::Leftovers {
     }
 }
 
+impl From<process_tree::Stray> for dto::Stray {
+    fn from(from: process_tree::Stray) -> Self {
+        Self {
+            pid: from.process.pid,
+            command: from.process.command,
+            host_pid: from.host_pid,
+            kernel: from.kernel,
+            rss_bytes: number(from.rss_bytes),
+            refused: from.refused,
+        }
+    }
+}
+
 impl From<Cause> for dto::ExitCause {
     fn from(from: Cause) -> Self {
         match from {

@@ -192,6 +192,19 @@ pub struct Leftover {
     pub command: String,
 }
 
+/// A process whose marker names a host that is gone.
+#[napi(object, object_from_js = false, use_nullable = true)]
+pub struct Stray {
+    pub pid: i32,
+    pub command: String,
+    pub host_pid: i32,
+    /// Null: it served the host itself.
+    pub kernel: Option<u32>,
+    pub rss_bytes: f64,
+    /// Why it could not be ended, when that was asked for.
+    pub refused: Option<String>,
+}
+
 #[napi(object, object_from_js = false)]
 pub struct RemainingLeftover {
     pub pid: i32,

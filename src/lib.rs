@@ -10,4 +10,5 @@ mod convert;
 mod dto;
 mod host;
 mod kernel;
+pub mod leftovers;
 mod runtime;

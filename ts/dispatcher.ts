@@ -56,14 +56,18 @@ export class Dispatcher {
     return this.#ended;
   }
 
-  /** Sends a request through `post` and resolves with its reply. Failures are replies too. */
+  /**
+   * Sends a request through `post` and resolves with its reply. Failures are replies too. `held`: whether the event loop is
+   * held open meanwhile.
+   */
   ask(
     post: (request: number) => void,
     sink: OutputSink | null = null,
+    held = true,
   ): { request: number; reply: Promise<NativeReply> } {
     const request = ++this.#lastRequest;
     const reply = new Promise<NativeReply>((resolve) => {
-      this.#pending.set(request, { resolve, release: this.hold(), sink });
+      this.#pending.set(request, { resolve, release: held ? this.hold() : () => {}, sink });
     });
     if (this.#ended) {
       this.#settle(request, hostClosed());

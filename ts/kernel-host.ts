@@ -7,6 +7,7 @@ import { KernelClosedError } from './errors.ts';
 import { type ExitReason, toExitReason } from './exit-reason.ts';
 import { expectReply } from './failure.ts';
 import { Kernel, type Warning } from './kernel.ts';
+import { MonitorServer } from './monitor/server.ts';
 import { loadBinding, type NativeBinding, type NativeHost, type NativeTemplateInfo } from './native.ts';
 import {
   type CloseOptions,
@@ -47,6 +48,7 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
   readonly #native: NativeHost;
   readonly #defaults: KernelOptions;
   readonly #members = new Map<number, Member>();
+  readonly #monitor: MonitorServer | null;
   #lastKernel = 0;
   #closing: Promise<void> | null = null;
 
@@ -55,7 +57,7 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
   constructor(options: KernelHostOptions, binding: NativeBinding);
   constructor(options: KernelHostOptions = {}, binding?: NativeBinding) {
     super();
-    const { host, defaults } = readHostOptions(options, process.env);
+    const { host, defaults, monitor } = readHostOptions(options, process.env);
     this.#defaults = defaults;
     this.#dispatcher = new Dispatcher({
       kernelEvent: (event) => this.#kernelEvent(event),
@@ -63,6 +65,15 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
     });
     const { NativeHost } = binding ?? loadBinding();
     this.#native = new NativeHost(host, this.#dispatcher.receive);
+    this.#monitor =
+      monitor === null
+        ? null
+        : new MonitorServer({
+            path: monitor.path,
+            environment: process.env,
+            kernels: () => this.kernels,
+            warn: (message) => attempt(() => this.emit('warning', { code: 'WARN_MONITOR', message })),
+          });
   }
 
   /** A kernel handle. Nothing starts until `start()` or the first `execute()`. */
@@ -76,6 +87,7 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
       id,
       native: this.#native.kernel(number, { id, ...read }),
       dispatcher: this.#dispatcher,
+      watched: this.#monitor !== null,
       listen: (given) => {
         handle = given;
       },
@@ -119,6 +131,7 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
   async #close(graceMs: number): Promise<void> {
     const { reply } = this.#dispatcher.ask((request) => this.#native.close(request, graceMs));
     const settled = await reply;
+    this.#monitor?.close();
     this.#dispatcher.end();
     this.#members.clear();
     expectReply(settled, 'done');

@@ -10,6 +10,8 @@ import type { Dispatcher, KernelEvent, OutputSink } from './dispatcher.ts';
 import { InvalidOptionError, KernelHostError } from './errors.ts';
 import { type ExitReason, toExitReason } from './exit-reason.ts';
 import { expectReply, type ReplyOf } from './failure.ts';
+import { Calls } from './monitor/calls.ts';
+import type { Glance } from './monitor/snapshot.ts';
 import type { NativeKernel, NativeReply } from './native.ts';
 import {
   type Cell,
@@ -55,6 +57,8 @@ export interface KernelParts {
   id: string;
   native: NativeKernel;
   dispatcher: Dispatcher;
+  /** Whether anybody may ask for `glance()`. */
+  watched: boolean;
   /** Takes what the kernel does with its events. */
   listen(handle: (event: KernelEvent) => void): void;
   /** Called once, when the kernel is closed. */
@@ -67,9 +71,12 @@ export class Kernel extends EventEmitter<KernelEvents> {
   readonly #dispatcher: Dispatcher;
   readonly #closed: () => void;
   readonly #credit: Credit;
+  readonly #calls: Calls | null;
   #lastExit: ExitReason | null = null;
+  #lastExitAt = new Date(0);
   /** The newest life that `started` has told of. */
   #life: Life | null = null;
+  #lifeBegan = 0;
   #closing: Promise<void> | null = null;
 
   /** @internal */
@@ -79,6 +86,7 @@ export class Kernel extends EventEmitter<KernelEvents> {
     this.#native = parts.native;
     this.#dispatcher = parts.dispatcher;
     this.#closed = parts.closed;
+    this.#calls = parts.watched ? new Calls() : null;
     this.#credit = new Credit((bytes) => {
       if (!this.#dispatcher.ended) this.#native.credit(bytes);
     });
@@ -190,6 +198,28 @@ export class Kernel extends EventEmitter<KernelEvents> {
     await this.close();
   }
 
+  /** @internal What a monitor shows of it. */
+  glance(): Glance {
+    const { id, state, generation, pid } = this;
+    return {
+      id,
+      state,
+      generation,
+      pid,
+      ageMs: pid === null || this.#life?.generation !== generation ? null : performance.now() - this.#lifeBegan,
+      cell: state === 'running' ? (this.#calls?.running() ?? null) : null,
+      lastExit: this.#lastExit === null ? null : { exit: this.#lastExit, at: this.#lastExitAt },
+    };
+  }
+
+  /** @internal `usage()` for a monitor, which holds nothing open; null where there is no life. */
+  async measure(): Promise<Usage | null> {
+    if (this.#dispatcher.ended) return null;
+    const { reply } = this.#dispatcher.ask((request) => this.#native.usage(request), null, false);
+    const settled = await reply;
+    return settled.kind === 'usage' ? settled.usage : null;
+  }
+
   override removeAllListeners(event?: string | symbol): this {
     if (event === undefined) super.removeAllListeners();
     else super.removeAllListeners(event);
@@ -203,6 +233,11 @@ export class Kernel extends EventEmitter<KernelEvents> {
       (request) => this.#native.execute(request, { ...cell.request, stream: sink !== null }),
       sink,
     );
+    if (this.#calls !== null) {
+      const calls = this.#calls;
+      calls.made(request, cell.request.code);
+      void reply.then(() => calls.over(request));
+    }
     return { request, reply: this.#cancelledBy(cell.signal, request, reply) };
   }
 
@@ -274,17 +309,22 @@ export class Kernel extends EventEmitter<KernelEvents> {
   }
 
   #noteExit(exit: ExitReason): void {
-    if (this.#lastExit === null || exit.generation > this.#lastExit.generation) this.#lastExit = exit;
+    if (this.#lastExit !== null && exit.generation <= this.#lastExit.generation) return;
+    this.#lastExit = exit;
+    this.#lastExitAt = new Date();
   }
 
   #handle(event: KernelEvent): void {
     switch (event.kind) {
       case 'started':
         this.#life = toLife(event.life);
+        this.#lifeBegan = performance.now();
+        this.#calls?.lifeStarted();
         this.emit('start', this.#life);
         break;
       case 'exited': {
         const exit = toExitReason(event.exit);
+        this.#noteExit(exit);
         this.#lastExit = exit;
         this.emit('exit', exit);
         break;

@@ -20,6 +20,7 @@ export type NativeHostOptions = generated.HostOptions;
 export type NativeKernelOptions = generated.KernelOptions;
 export type NativeLife = generated.Life;
 export type NativeOutput = generated.Output;
+export type NativeStray = generated.Stray;
 export type NativeReply = generated.Reply;
 export type NativeTemplateInfo = generated.TemplateInfo;
 export type EnvironmentVariable = generated.EnvironmentVariable;
@@ -42,6 +43,11 @@ let loaded: NativeBinding | undefined;
 export function loadBinding(): NativeBinding {
   loaded ??= load();
   return loaded;
+}
+
+/** What hosts that are gone have left behind; with `end` it is killed. Takes some milliseconds. */
+export function leftovers(end: boolean): NativeStray[] {
+  return (loadBinding() as NativeBinding & Pick<typeof generated, 'leftovers'>).leftovers(end);
 }
 
 function load(): NativeBinding {

@@ -9,6 +9,7 @@ import { resolve } from 'node:path';
 import { kernelEnvironment } from './environment.ts';
 import { InvalidOptionError } from './errors.ts';
 import { resolveInterpreter } from './interpreter.ts';
+import { isTooLong } from './monitor/place.ts';
 import {
   type NativeCellRequest,
   type NativeHostOptions,
@@ -26,6 +27,11 @@ export interface KernelHostOptions {
   shell?: 'auto' | 'ipython' | 'plain' | undefined;
   /** Modules the template imports once for all kernels. */
   preload?: readonly string[] | undefined;
+  /**
+   * Opens a socket for `kernelhost top`, for this user only: at this path, or with `true` in a folder where it is found.
+   * Default: KERNELHOST_MONITOR (a path, or `1`), else none.
+   */
+  monitor?: boolean | string | undefined;
   /** Defaults for every kernel. */
   defaults?: KernelOptions | undefined;
 }
@@ -119,8 +125,8 @@ const laterOptions = ['onCall', 'onInput'];
 export function readHostOptions(
   options: KernelHostOptions,
   environment: NodeJS.ProcessEnv,
-): { host: NativeHostOptions; defaults: KernelOptions } {
-  const read = new Reader('', options, ['python', 'launch', 'shell', 'preload', 'defaults']);
+): { host: NativeHostOptions; defaults: KernelOptions; monitor: MonitorChoice | null } {
+  const read = new Reader('', options, ['python', 'launch', 'shell', 'preload', 'monitor', 'defaults']);
   const defaults = options.defaults ?? {};
   // Read for its errors: they belong here and not to the first kernel.
   readKernelOptions('defaults', defaults, {}, environment);
@@ -138,7 +144,32 @@ export function readHostOptions(
       runtimeDirectory,
     },
     defaults,
+    monitor: readMonitor(read.value('monitor'), environment),
   };
+}
+
+/** Where a host's monitor listens. `path`: null for a place in the default folder. */
+export interface MonitorChoice {
+  path: string | null;
+}
+
+function readMonitor(option: unknown, { KERNELHOST_MONITOR }: NodeJS.ProcessEnv): MonitorChoice | null {
+  if (option === undefined) {
+    if (KERNELHOST_MONITOR === undefined || ['', '0'].includes(KERNELHOST_MONITOR)) return null;
+    if (KERNELHOST_MONITOR === '1') return { path: null };
+    return { path: socketPath('KERNELHOST_MONITOR (environment variable)', KERNELHOST_MONITOR) };
+  }
+  if (typeof option === 'boolean') return option ? { path: null } : null;
+  if (typeof option !== 'string') throw invalid('monitor', option, 'true, false or the path of a socket');
+  return { path: socketPath('monitor', option) };
+}
+
+function socketPath(option: string, given: string): string {
+  if (given === '' || given.includes('\0'))
+    throw invalid(option, given, 'a path that is not empty and has no NUL characters');
+  const path = resolve(given);
+  if (isTooLong(path)) throw invalid(option, given, 'a shorter path: the address of a socket has at most 107 bytes');
+  return path;
 }
 
 /** A kernel's options over the host's defaults, option by option, in the addon's shape. */

@@ -113,12 +113,14 @@ function descriptors(): string[] {
     .sort();
 }
 
-/** What is in the folders that all of the machine shares. */
+/** What is in the folder for temporary files, which is this run's own, and what is ours in those that all of the machine shares. */
 export function files(): string[] {
-  return [tmpdir(), '/tmp', '/dev/shm'].flatMap((folder) => {
+  const ours = (name: string) => name.startsWith('kernelhost') && !name.startsWith(OTHER_TESTS);
+  const folders = { [tmpdir()]: () => true, '/dev/shm': () => true, ...(tmpdir() === '/tmp' ? {} : { '/tmp': ours }) };
+  return Object.entries(folders).flatMap(([folder, counts]) => {
     try {
       return readdirSync(folder)
-        .filter((name) => !name.startsWith(OTHER_TESTS))
+        .filter(counts)
         .map((name) => `${folder}/${name}`);
     } catch {
       return [];

@@ -203,6 +203,7 @@ export function exitReason(change: Partial<NativeExitReason> = {}): NativeExitRe
     stderrTail: '',
     crashTraceback: null,
     cell: null,
+    leftovers: { ended: [], remaining: [] },
     message: 'Kernel "kernel-1" was killed by SIGKILL.',
     ...change,
   };

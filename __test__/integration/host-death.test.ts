@@ -100,14 +100,13 @@ class Daemon {
     return [...new Set([...carriers(pids, this.mark), ...(this.facts.daemon > 1 ? marked : [])])];
   }
 
-  /** From the moment that the daemon was killed. `lives: false`: it had some time to end. */
-  async gone({ lives = true } = {}): Promise<void> {
+  /** From the moment that the daemon is dead. */
+  async gone(): Promise<void> {
+    await until('the daemon has ended', () => !isAlive(this.facts.daemon));
     const began = performance.now();
-    if (lives) {
-      await until('no kernel', () => !this.facts.lives.some(isAlive), REST_MS);
-      const took = performance.now() - began;
-      assert.ok(took < KERNELS_MS + SLACK_MS, `the last kernel was there for ${took.toFixed()} ms`);
-    }
+    await until('no kernel', () => !this.facts.lives.some(isAlive), REST_MS);
+    const took = performance.now() - began;
+    assert.ok(took < KERNELS_MS + SLACK_MS, `the last kernel was there for ${took.toFixed()} ms`);
     const rest = () => Math.max(0, began + REST_MS - performance.now());
     for (const family of this.families) await family.gone(rest());
     await until('nothing of the daemon', () => this.left().length === 0, rest()).catch(() => {
@@ -117,7 +116,9 @@ class Daemon {
         'still there',
       );
     });
-    assert.deepEqual(readdirSync(join(this.folder, 'tmp')), [], 'temporary files');
+    // A process of multiprocessing that is killed leaves the folder of its own sockets; no part of ours makes any file.
+    const files = readdirSync(join(this.folder, 'tmp')).filter((name) => !name.startsWith('pymp-'));
+    assert.deepEqual(files, [], 'temporary files');
   }
 }
 
@@ -211,7 +212,7 @@ for (const launch of launches) {
     });
 
     test('C73: 0 to 60 ms after a start', async (t) => {
-      for (let delay = 0; delay <= 60; delay += 5) {
+      for (let delay = 0; delay <= 60; delay += 10) {
         // The first kernel has what would be missed; the second one is on its way.
         const daemon = await smallDaemon(
           t,
@@ -219,7 +220,6 @@ for (const launch of launches) {
           `host.kernel().start().catch(() => {}); setTimeout(() => process.kill(process.pid, 'SIGKILL'), ${delay});`,
           growCode(['setsid']),
         );
-        await until('the daemon is killed', () => !isAlive(daemon.facts.daemon));
         await daemon.gone();
       }
     });
@@ -234,7 +234,6 @@ for (const launch of launches) {
         for (const delay of [0, 2, 5, 10, 30]) {
           const then = `${call}.catch(() => {}); setTimeout(() => process.kill(process.pid, 'SIGKILL'), ${delay});`;
           const daemon = await smallDaemon(t, launch, then);
-          await until('the daemon is killed', () => !isAlive(daemon.facts.daemon));
           await daemon.gone();
         }
       });
@@ -317,7 +316,7 @@ test('C74: a daemon killed while its kernels and template are starting leaves no
   await daemon.gone();
 });
 
-/** `%` is what is done once the daemon has told of itself. */
+/** What is done once the daemon has told of itself. */
 const waysOut: Record<string, string> = {
   'process.exit()': 'process.exit(3);',
   'process.exit() in a beforeExit handler': 'process.on("beforeExit", () => process.exit(0)); clearAll();',
@@ -350,7 +349,6 @@ describe('the host ends in an ordinary way', () => {
           ${then}
         `;
         const daemon = await new Daemon(t, source).start();
-        await until('the daemon has ended', () => !isAlive(daemon.facts.daemon));
         await daemon.gone();
       }
     });
@@ -363,7 +361,6 @@ describe('the host ends in an ordinary way', () => {
         setTimeout(() => process.exit(0), 100);
       `;
       const daemon = await smallDaemon(t, launch, then);
-      await until('the daemon has ended', () => !isAlive(daemon.facts.daemon));
       await daemon.gone();
     }
   });

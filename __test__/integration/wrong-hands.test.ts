@@ -417,8 +417,8 @@ const read = 'import os, json\\nfds = {}\\nfor n in os.listdir("/proc/self/fd"):
   + 'print(json.dumps({"fds": fds, "environ": [v for v in raw if v], "os": dict(os.environ)}))';
 const host = new KernelHost({ python: ${python(pythonForTests())}, launch: ${python(launch)}, shell: 'plain' });
 const env = (name) => ({ PATH: process.env.PATH, HOME: ${python(folder)}, GIVEN: name });
-const first = host.kernel({ env: env('first'), inheritEnv: false });
-const second = host.kernel({ env: env('second'), inheritEnv: false });
+const first = host.kernel({ env: env('first') });
+const second = host.kernel({ env: env('second') });
 let template = null;
 host.on('template', ({ pid }) => { template = pid; });
 const look = async (kernel) => JSON.parse((await kernel.execute(read)).stdout);
@@ -497,8 +497,8 @@ os.execvp(sys.argv[1], sys.argv[1:])`;
     test(`two kernels with different start-up variables see nothing of each other's (${launch})`, async (t) => {
       const host = startHost(t, { launch, shell: 'plain' });
       const base = { PATH: process.env.PATH ?? '', HOME: temporaryFolder(t) };
-      const one = host.kernel({ inheritEnv: false, env: { ...base, OMP_NUM_THREADS: '1', TOKEN: 'of-one' } });
-      const two = host.kernel({ inheritEnv: false, env: { ...base, TOKEN: 'of-two' } });
+      const one = host.kernel({ env: { ...base, OMP_NUM_THREADS: '1', TOKEN: 'of-one' } });
+      const two = host.kernel({ env: { ...base, TOKEN: 'of-two' } });
       const read = 'print(__import__("json").dumps(open("/proc/self/environ", "rb").read().decode().split("\\0")))';
       const [ofOne, ofTwo] = [await json<string[]>(one, read), await json<string[]>(two, read)];
       assert.ok(!ofTwo.some((variable) => /of-one|OMP_/.test(variable)), ofTwo.join(' '));
@@ -506,6 +506,21 @@ os.execvp(sys.argv[1], sys.argv[1:])`;
       // Gone from the life, gone from what others can read of it.
       await ok(one, 'import os; os.environ["LATER"] = "x"');
       assert.ok(!(await json<string[]>(two, read)).some((variable) => variable.includes('LATER')));
+    });
+
+    test(`a kernel sees nothing of the kernel that its template was started for (${launch})`, async (t) => {
+      const host = startHost(t, { launch, shell: 'plain' });
+      const base = { PATH: process.env.PATH ?? '', HOME: temporaryFolder(t) };
+      const names = ['USER', 'LOGNAME', 'TMPDIR', 'TZ'];
+      const one = host.kernel({ env: { ...base, ...Object.fromEntries(names.map((name) => [name, 'of-one'])) } });
+      await ok(one, '1');
+      const two = host.kernel({ env: base });
+      const read = 'print(__import__("json").dumps(open("/proc/self/environ", "rb").read().decode().split("\\0")))';
+      const shown = await json<string[]>(two, read);
+      assert.deepEqual(
+        shown.filter((variable) => variable.endsWith('=of-one')),
+        [],
+      );
     });
 
     test(`nothing of the daemon or of a sibling is open in a kernel, also late and after deaths (${launch})`, async (t) => {

@@ -113,38 +113,37 @@ def take_environment(wanted):
         _take_locale()
 
 
-def place_of_marker():
-    """In the template: where in memory the value of its marker stands that others see in procfs, and how long it is."""
+def shown_environment():
+    """In the template: where in memory the environment stands that others see in procfs, and how long it is."""
     try:
         with open("/proc/self/environ", "rb") as file:
-            environment = file.read()
+            length = len(file.read())
         with open("/proc/self/stat", "rb") as file:
             start = int(file.read().rpartition(b")")[2].split()[47])  # env_start
     except OSError:
         return None
-    name = f"{_MARKER}=".encode()
-    for variable in environment.split(b"\0"):
-        if variable.startswith(name):
-            at = environment.index(b"\0" + variable) + 1 if not environment.startswith(variable) else 0
-            return start + at + len(name), len(variable) - len(name)
-    return None
+    return start, length
 
 
-def show_marker(place):
-    """Others are to see this life's own marker, also in what it forks without a new program.
+def show_environment(place):
+    """Others are to see this life's own marker, also in what it forks without a new program, and nothing of the template's.
 
     What procfs shows of an environment is the memory in which it came, and that is the template's until it is written over.
     """
     if place is None:
         return
     address, length = place
-    marker = os.environb.get(_MARKER.encode(), b"")
-    if len(marker) != length:
-        return
+    shown = b""
+    name = _MARKER.encode()
+    # The marker first: what does not fit is left out.
+    for variable in sorted(os.environb, key=lambda variable: variable != name):
+        text = variable + b"=" + os.environb[variable] + b"\0"
+        if len(shown) + len(text) <= length:
+            shown += text
     try:
         memory = os.open("/proc/self/mem", os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.pwrite(memory, marker, address)
+            os.pwrite(memory, shown.ljust(length, b"\0"), address)
         finally:
             os.close(memory)
     except OSError:
@@ -227,12 +226,12 @@ def rename_main_thread():
 class Inheritance:
     """What of a template its forks must treat with care: found once, when everything is loaded."""
 
-    __slots__ = ("descriptors", "generators", "marker")
+    __slots__ = ("descriptors", "environment", "generators")
 
     def __init__(self):
         self.descriptors = descriptors_of_libraries()
         self.generators = generators()
-        self.marker = place_of_marker()
+        self.environment = shown_environment()
 
 
 def become(descriptors, environment, inheritance):
@@ -242,7 +241,7 @@ def become(descriptors, environment, inheritance):
     arm_lifeline(6)
     reset_signals()
     take_environment(environment)
-    show_marker(inheritance.marker)
+    show_environment(inheritance.environment)
     forget_randomness(inheritance.generators)
     forget_processes()
     rename_main_thread()

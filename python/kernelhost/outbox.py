@@ -124,7 +124,11 @@ class Outbox:
 
         with self.lock:
             while self.passed < barrier:
-                found = self.calls.buffer.next_frame()
+                try:
+                    found = self.calls.buffer.next_frame()
+                except wires.ProtocolError as error:
+                    # Not the cell's: it could catch it.
+                    wires.leave(error)
                 if found is not None:
                     self.passed = found[1]
                     continue

@@ -41,11 +41,6 @@ def start_forked(fork):
     return Life(*_COLD_WIRES).live(fork.configuration, shell)
 
 
-def protocol_error(error):
-    os.write(2, f"kernelhost: the host does not keep to the protocol: {error}\n".encode())
-    os._exit(wires.PROTOCOL_ERROR_EXIT)
-
-
 class Life:
     """See the module."""
 
@@ -75,6 +70,8 @@ class Life:
             except StartFailed as failure:
                 self.outbox.send(wires.START_FAILED, 0, {"stage": failure.stage, "error": failure.error})
                 return 1
+            except wires.ProtocolError:
+                raise
             except Exception as error:
                 report = failures.report_of(error)
                 self.outbox.send(wires.START_FAILED, 0, {"stage": "python", "error": report})
@@ -83,7 +80,7 @@ class Life:
             self.outbox.send(wires.READY, 0, introduction(self.shell.name))
             return self._serve()
         except wires.ProtocolError as error:
-            protocol_error(error)
+            wires.leave(error)
         except (BrokenPipeError, ConnectionResetError):
             os._exit(0)
 

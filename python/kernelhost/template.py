@@ -24,7 +24,7 @@ from collections import deque
 
 from . import failures, fresh, searchpath, shells, wires
 from .output import install
-from .runtime import introduction, protocol_error
+from .runtime import introduction
 from .threadpools import Pools
 from .warden import OPT_OUT, TRACKER
 
@@ -81,7 +81,7 @@ def serve():
     try:
         return template.run()
     except wires.ProtocolError as error:
-        protocol_error(error)
+        wires.leave(error)
     except (BrokenPipeError, ConnectionResetError):
         template.end()
 

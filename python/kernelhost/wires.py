@@ -23,6 +23,12 @@ class ProtocolError(Exception):
     """The other end sent what the format does not allow."""
 
 
+def leave(error):
+    """The only answer to a peer that does not keep to the format."""
+    os.write(2, f"kernelhost: the host does not keep to the protocol: {error}\n".encode())
+    os._exit(PROTOCOL_ERROR_EXIT)
+
+
 class TooLarge(Exception):
     """A payload is above the limit of a frame."""
 

@@ -166,7 +166,11 @@ class Lives(Seeded, KernelCase):
             life.wires.requests.sendall(data)
         with contextlib.suppress(OSError):
             life.wires.requests.shutdown(1)
-        return life.wait(deadline)
+        code = life.wait(deadline)
+        # What it said between the last look and its end.
+        with contextlib.suppress(driver.Ended, OSError):
+            life.step(0)
+        return code
 
     def check(self, life, code, data):
         if code == wires.PROTOCOL_ERROR_EXIT:

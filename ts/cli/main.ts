@@ -7,8 +7,10 @@ import { type ParseArgsConfig, parseArgs } from 'node:util';
 import { InvalidOptionError, KernelHostError } from '../errors.ts';
 import { nearest } from '../options.ts';
 import { doctor } from './doctor.ts';
+import { showLeftovers } from './leftovers.ts';
 import { run } from './run.ts';
 import { ignoreClosedPipe } from './terminal.ts';
+import { top } from './top.ts';
 
 const usage = `Usage: kernelhost <command> [options]
 
@@ -17,6 +19,11 @@ Commands:
                 with "# %%" start a new cell. If the kernel dies, its reason is
                 printed and the next cell runs on a new life.
   doctor        Check whether kernels can run here, and how fast.
+  doctor --leftovers [--kill]
+                List (and end) what daemons that are gone have left behind.
+  top [SOCKET|PID]
+                Show the kernels of running hosts that have a monitor (see
+                KERNELHOST_MONITOR): of all that are found, or of one. q quits.
 
 Options of run and doctor:
   --python PATH     The interpreter. Default: KERNELHOST_PYTHON, the active virtual
@@ -26,6 +33,9 @@ Options of run:
   --shell WHICH     auto, ipython or plain
 Options of doctor:
   --json            Print JSON instead of a table.
+Options of top:
+  --json            Print JSON, a snapshot per line.
+  --once            Print one snapshot and end.
 
   --help, -h        Print this text.
   --version         Print the version.
@@ -65,14 +75,28 @@ async function main(args: string[]): Promise<number> {
       >[1]);
     }
     case 'doctor': {
-      const { values, positionals } = parse(rest, { python: { type: 'string' }, json: { type: 'boolean' } });
+      const { values, positionals } = parse(rest, {
+        python: { type: 'string' },
+        json: { type: 'boolean' },
+        leftovers: { type: 'boolean' },
+        kill: { type: 'boolean' },
+      });
       if (values.help === true) return main(['--help']);
       if (positionals.length > 0)
         throw new UsageError(`doctor: takes no arguments; there is ${positionals.join(', ')}`);
+      if (values.leftovers === true) return showLeftovers({ kill: values.kill === true, json: values.json === true });
+      if (values.kill === true) throw new UsageError('doctor: --kill goes with --leftovers');
       return doctor({ python: values.python as string | undefined, json: values.json === true });
     }
+    case 'top': {
+      const { values, positionals } = parse(rest, { json: { type: 'boolean' }, once: { type: 'boolean' } });
+      if (values.help === true) return main(['--help']);
+      const [target, ...others] = positionals;
+      if (others.length > 0) throw new UsageError(`top: one host at a time; there is also ${others.join(', ')}`);
+      return top({ target, json: values.json === true, once: values.once === true });
+    }
     default: {
-      const close = nearest(command, ['run', 'doctor', '--help', '--version']);
+      const close = nearest(command, ['run', 'doctor', 'top', '--help', '--version']);
       throw new UsageError(`there is no command "${command}"${close === null ? '' : `; did you mean "${close}"?`}`);
     }
   }

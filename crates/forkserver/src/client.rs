@@ -446,6 +446,11 @@ impl Task {
         match frame.kind {
             kind::FORKED => {
                 let pid = parse::<Forked>(frame)?.pid;
+                // As the number of a group these would mean every process there is, or this one.
+                if pid <= 1 || u32::try_from(pid) == Ok(std::process::id()) {
+                    let why = format!("pid {pid} cannot be a fork");
+                    return Err(FrameError::Payload { kind: frame.kind, why });
+                }
                 let received = self.process.control.take_descriptor();
                 self.brood.pids().insert(frame.id, pid);
                 // A fork that nobody waits for has been abandoned already, and the template ends it.

@@ -195,7 +195,8 @@ fn fill(
     match receives {
         Receives::FramesOnly => match reader.fill(socket)? {
             0 => Ok(Filled::EndOfFile),
-            count if count < READ_BYTES => Ok(Filled::All),
+            // A short read is the end of what is there, unless the peer has sent descriptors: it stops short at each of them.
+            count if count < READ_BYTES && rustix::io::ioctl_fionread(socket) == Ok(0) => Ok(Filled::All),
             _ => Ok(Filled::Some),
         },
         // A read stops short where descriptors came with the bytes.

@@ -40,6 +40,8 @@ const REPORT: Duration = Duration::from_millis(100);
 const TREE: Duration = Duration::from_secs(2);
 /// How long the rest of the process group may take to vanish after SIGKILL.
 const GROUP: Duration = Duration::from_millis(500);
+/// Displays in flight. Whoever shows something waits until it is taken, so that there is one for each thread.
+const MAX_UNAWAITED: usize = 4096;
 /// One read of a pipe: the default size of a pipe's buffer.
 const READ_BYTES: usize = 64 * 1024;
 
@@ -127,6 +129,8 @@ pub struct Life {
     unreachable_at: Option<Instant>,
     /// It broke the wire format, and nothing it says is read any more.
     broken: bool,
+    /// What it has shown without asking for the barrier that goes with it.
+    unawaited: usize,
     pending: VecDeque<LifeEvent>,
     buffer: Vec<u8>,
 }
@@ -250,6 +254,7 @@ impl Life {
             barrier: None,
             unreachable_at: None,
             broken: false,
+            unawaited: 0,
             pending: VecDeque::new(),
             buffer: Vec::new(),
         })
@@ -328,7 +333,10 @@ impl Life {
                 biased;
                 heard = self.wire.next(), if is_heard => match heard {
                     Heard::Message(Received::Message(message)) => self.take_message(message),
-                    Heard::Barrier(Received::Message(barrier)) => self.barrier = Some(barrier),
+                    Heard::Barrier(Received::Message(barrier)) => {
+                        self.unawaited = self.unawaited.saturating_sub(1);
+                        self.barrier = Some(barrier);
+                    }
                     Heard::Message(Received::Broken(error)) | Heard::Barrier(Received::Broken(error)) => {
                         self.broken = true;
                         return broken(&error);
@@ -355,6 +363,15 @@ impl Life {
 
     /// Hands a message out after the text that was in the pipes when it came.
     fn take_message(&mut self, message: Message) {
+        if matches!(message, Message::Output(..)) {
+            self.unawaited += 1;
+            if self.unawaited > MAX_UNAWAITED {
+                self.broken = true;
+                let why = "it shows one thing after the other and does not wait for any of them to be taken".to_owned();
+                self.pending.push_back(LifeEvent::Broken(why));
+                return;
+            }
+        }
         self.take_waiting_text();
         if matches!(message, Message::Done(..) | Message::Exiting(..)) {
             self.finish_text();
