@@ -83,6 +83,7 @@ class Daemon {
   async start(): Promise<this> {
     this.facts = await this.line();
     this.families = this.facts.grown.map((grown) => new Family(this.#t, grown));
+    writeFileSync(join(this.folder, 'go'), '');
     return this;
   }
 
@@ -139,6 +140,10 @@ const prelude = (launch: Launch) => `
   setInterval(() => {}, 1_000);
 `;
 
+/** The daemon waits until the test has looked at what it has started. */
+const looked = (folder: string) =>
+  `while (!existsSync(${JSON.stringify(join(folder, 'go'))})) await new Promise((resolve) => setTimeout(resolve, 2));`;
+
 /** A daemon with one kernel for each cell, all of them running, and one idle. */
 function busyDaemon(t: TestContext, launch: Launch, through: readonly string[] = []): Promise<Daemon> {
   const source = (folder: string) => {
@@ -161,11 +166,12 @@ function busyDaemon(t: TestContext, launch: Launch, through: readonly string[] =
 
 /** A daemon with one kernel, which does this once it has told of itself. */
 function smallDaemon(t: TestContext, launch: Launch, then: string, code = growCode(escapedKinds)): Promise<Daemon> {
-  const source = () => `
+  const source = (folder: string) => `
     ${prelude(launch)}
     const kernel = host.kernel();
     const grown = [await grow(kernel, ${JSON.stringify(code)})];
     ${report('[kernel]', 'grown')}
+    ${looked(folder)}
     ${then}
   `;
   return new Daemon(t, source).start();
@@ -338,14 +344,13 @@ describe('the host ends in an ordinary way', () => {
   for (const [what, then] of Object.entries(waysOut)) {
     test(`C83: ${what} takes along the kernels and what they have started`, async (t) => {
       for (const launch of launches) {
-        const source = () => `
+        const source = (folder: string) => `
           ${prelude(launch).replace('setInterval', 'const hold = setInterval')}
           const clearAll = () => clearInterval(hold);
           const kernel = host.kernel();
           const grown = [await grow(kernel, ${JSON.stringify(growCode(['plain', ...escapedKinds]))})];
           ${report('[kernel]', 'grown')}
-          // The line is out before the process is.
-          await new Promise((resolve) => process.stdout.write('', resolve));
+          ${looked(folder)}
           ${then}
         `;
         const daemon = await new Daemon(t, source).start();
@@ -387,7 +392,8 @@ describe('a worker thread ends', () => {
             const { stdout, error } = await kernel.execute(workerData.code);
             if (error) throw new Error(error.traceback.join(' '));
             parentPort.postMessage({ grown: JSON.parse(stdout), pid: kernel.pid });
-            ${then}
+            // Until the main thread has looked at them.
+            parentPort.once('message', () => { ${then} });
           });
         `;
         const entry = new URL('../../index.js', import.meta.url).href;
@@ -402,6 +408,7 @@ describe('a worker thread ends', () => {
         worker.on('error', (error) => failed.push(error));
         const [{ grown, pid }] = (await once(worker, 'message')) as [{ grown: Grown; pid: number }];
         const family = new Family(t, grown);
+        worker.postMessage('end');
         if (what === 'worker.terminate()') await worker.terminate();
         await ended;
         assert.deepEqual(

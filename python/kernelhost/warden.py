@@ -15,6 +15,8 @@ _FIELDS_OF_A_LIFE = 2
 _HOST_IS_GONE = 3
 _LIMIT_SECONDS = 5.0
 _QUIET_LOOKS = 3
+_SOBER_ROUNDS = 4
+_CROWD = 32
 # A tracker of multiprocessing removes what its processes have left in shared memory and then leaves by itself.
 TRACKER = b"multiprocessing.resource_tracker"
 _TRACKER_SECONDS = 0.5
@@ -40,16 +42,26 @@ def sweep(host):
     began = time.monotonic()
     pause = 0.001
     quiet = 0
+    rounds = 0
+    stopped = set()
     while quiet < _QUIET_LOOKS:
         found = family(host)
         elapsed = time.monotonic() - began
         if elapsed > _LIMIT_SECONDS:
             return 1 if found else 0
         quiet = 0 if found else quiet + 1
+        rounds += 1
+        awake = [process for process in found if process not in stopped and not is_tracker(process[0])]
+        if awake and (rounds > _SOBER_ROUNDS or len(found) > _CROWD):
+            # Something multiplies faster than it is found. What has been told to stop cannot fork any more.
+            for process in awake:
+                send(*process, signal.SIGSTOP)
+            stopped.update(awake)
+            continue
         trackers = [process for process in found if is_tracker(process[0])]
         for process in found:
             if process not in trackers or (trackers == found and elapsed > _TRACKER_SECONDS):
-                end(*process)
+                send(*process, signal.SIGKILL)
         time.sleep(pause)
         pause = min(pause * 2, 0.05)
     return 0
@@ -101,8 +113,8 @@ def is_tracker(pid):
     return TRACKER in _read(f"/proc/{pid}/cmdline")
 
 
-def end(pid, start):
-    """Kills the process that was found, and nobody who has got its pid since."""
+def send(pid, start, number):
+    """Signals the process that was found, and nobody who has got its pid since."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
@@ -111,7 +123,7 @@ def end(pid, start):
         stat = stat_of(pid)
         # The same start time after the pidfd was opened: so it is of that very process.
         if stat is not None and stat[1] == start:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(pidfd, number)
     except OSError:
         pass
     finally:

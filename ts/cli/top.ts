@@ -27,7 +27,7 @@ export async function top({ target, json, once }: TopOptions): Promise<number> {
   const found = await find(target);
   if (typeof found === 'string') return complain(found);
   const quit = new AbortController();
-  const view = json ? jsonLines : process.stdout.isTTY === true && !once ? new Screen(quit) : plainTables;
+  const view: View = json ? jsonLines : process.stdout.isTTY === true && !once ? new Screen(quit) : new PlainTables();
   const unlisten = listenForTheEnd(quit);
   try {
     const problems = await Promise.all(found.map((socket) => follow(socket, view, once, quit.signal)));
@@ -109,8 +109,11 @@ async function follow(socket: Socket, view: View, once: boolean, quit: AbortSign
   if (once) socket.write(`${JSON.stringify({ intervalMs: SECOND_LOOK_AFTER_MS })}\n`);
   let newest: Snapshot | null = null;
   let looks = 0;
+  const lines = createInterface({ input: socket });
+  // It ends with the input's end, and a connection that is broken off has none.
+  socket.once('close', () => lines.close());
   try {
-    for await (const line of createInterface({ input: socket })) {
+    for await (const line of lines) {
       clearTimeout(timer);
       const heard = parse(line);
       if (typeof heard === 'string') return heard;
@@ -124,8 +127,9 @@ async function follow(socket: Socket, view: View, once: boolean, quit: AbortSign
     quit.removeEventListener('abort', leave);
     socket.destroy();
   }
+  if (quit.aborted) return null;
   if (late) return `no answer within ${FIRST_ANSWER_MS / 1000} s; the daemon is busy, or stopped`;
-  if (newest === null) return quit.aborted ? null : 'the host went away, or has too many that look at it';
+  if (newest === null) return 'the host went away, or has too many that look at it';
   if (once) await view.show(newest, socket);
   else await view.gone?.(socket);
   return null;
@@ -171,9 +175,15 @@ const jsonLines: View = {
   show: (snapshot) => write(process.stdout, `${JSON.stringify(snapshot)}\n`),
 };
 
-const plainTables: View = {
-  show: (snapshot) => write(process.stdout, `${table(snapshot, null).map(painted).join('\n')}\n\n`),
-};
+class PlainTables implements View {
+  #between = '';
+
+  show(snapshot: Snapshot): Promise<void> {
+    const text = `${this.#between}${table(snapshot, null).map(painted).join('\n')}\n`;
+    this.#between = '\n';
+    return write(process.stdout, text);
+  }
+}
 
 function painted({ text, style }: Line): string {
   return style === null ? text : paint(style, text, process.stdout);

@@ -61,7 +61,7 @@ export function firstLine(code: string): string {
   const line =
     /^[^\S\n]*(\S[^\n]*)/m
       .exec(code)?.[1]
-      ?.slice(0, 2 * MAX_CHARACTERS)
+      ?.slice(0, 2 * (MAX_CHARACTERS + 1))
       .trimEnd() ?? '';
   const characters = [...line];
   const shown =

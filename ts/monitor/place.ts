@@ -135,13 +135,13 @@ export class Place {
   /** Removes everything that was made. Never throws. */
   remove(): void {
     this.#discard();
-    if (this.#path === null) return;
     const path = this.#path;
     this.#path = null;
     // Somebody may have put something else there.
-    if (isSame(look(path), this.#stats)) quietly(() => unlinkSync(path));
+    if (path !== null && isSame(look(path), this.#stats)) quietly(() => unlinkSync(path));
+    const wanted = this.#wanted;
     // Fails while others have sockets there.
-    if ('folder' in this.#wanted) quietly(() => rmdirSync(dirname(path)));
+    if ('folder' in wanted) quietly(() => rmdirSync(wanted.folder));
   }
 
   #link(): string {

@@ -16,6 +16,7 @@ const LOOK_IDLE: Duration = Duration::from_secs(1);
 /// The share of the memory limit at which a warning is due, and the one below which the next may come, in per cent.
 const WARN_AT: u64 = 90;
 const WARN_AGAIN_BELOW: u64 = 80;
+const ROOM: u64 = 8;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Judgement {
@@ -48,6 +49,11 @@ impl Watch {
         if running { LOOK_RUNNING } else { LOOK_IDLE }
     }
 
+    /// More processes than this are stopped where they are found.
+    pub fn most_processes(&self) -> u32 {
+        self.limits.processes.unwrap_or(u32::MAX)
+    }
+
     /// From here on the exact size of the tree is worth its price.
     pub fn exact_from(&self) -> u64 {
         self.limits
@@ -71,7 +77,9 @@ impl Watch {
         let Some(limit) = self.limits.memory_bytes else {
             return Judgement::Nothing;
         };
-        if seen.memory_bytes > limit {
+        // Of a process alone Linux keeps the limit, stack and shared memory aside: it gets its MemoryError, and a little room.
+        let room = if seen.processes == 1 { limit / ROOM } else { 0 };
+        if seen.memory_bytes > limit + room {
             return Judgement::End {
                 cause: Cause::MemoryLimit,
                 detail: format!(
@@ -174,6 +182,11 @@ mod tests {
             cause(watch(Some(1000), None).judge(&seen(2, 1000, 5000))),
             None,
             "MemoryError is told by Python"
+        );
+        assert_eq!(cause(watch(Some(1000), None).judge(&seen(1, 1100, 0))), None);
+        assert_eq!(
+            cause(watch(Some(1000), None).judge(&seen(1, 1200, 0))),
+            Some(Cause::MemoryLimit)
         );
         assert_eq!(cause(watch(None, Some(3)).judge(&seen(3, 0, 0))), None);
         assert_eq!(

@@ -298,8 +298,10 @@ impl Session {
             return;
         };
         let Some(size) = size else {
-            let (root, exact_from) = (life.root(), limits.watch.exact_from());
-            limits.look = Some(tokio::spawn(aside(move || process_tree::measure(&root, exact_from))));
+            let (root, exact_from, most) = (life.root(), limits.watch.exact_from(), limits.watch.most_processes());
+            limits.look = Some(tokio::spawn(aside(move || {
+                process_tree::measure(&root, exact_from, most)
+            })));
             return;
         };
         limits.next = Instant::now() + limits::Watch::pause(self.cell.is_some());

@@ -89,6 +89,11 @@ pub struct Manner {
 const TRACKER_GRACE: Duration = Duration::from_millis(500);
 /// A machine that stands still for seconds has given nobody the time to die.
 const LEAST_LOOKS: u32 = 20;
+/// An ordinary tree has nothing new after so many looks.
+const SOBER_LOOKS: u32 = 2;
+/// So many may be about to become more.
+const CROWD: usize = 32;
+const FREEZING_LOOKS: u32 = 50;
 /// Further looks that find nothing before a tree that had something is taken to be gone.
 const QUIET_LOOKS: u32 = 2;
 /// Looks at the adopter alone, between two at all processes: so many, and so many once there was something.
@@ -150,24 +155,35 @@ pub fn may_have_members(root: &Root) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Size {
     pub processes: u32,
-    /// Resident memory, in bytes.
+    /// Resident memory that is no file's, in bytes.
     pub memory_bytes: u64,
     /// What the life's own process has asked for, in bytes, as `RLIMIT_DATA` counts it.
     pub data_bytes: u64,
 }
 
 /// Measures a tree whose life is running. What processes share is counted for each of them, unless the sum is more than
-/// `exact_from`: then the page tables are looked at, which takes longer, and it is counted once.
-pub fn measure(root: &Root, exact_from: u64) -> Size {
+/// `exact_from`: then the page tables are looked at, which takes longer, and it is counted once. A tree of more processes than
+/// `most` is stopped at once: it may be one that takes all there is until it is ended.
+pub fn measure(root: &Root, exact_from: u64, most: u32) -> Size {
     let pids = living(root);
-    let mut memory_bytes = pids.iter().filter_map(|pid| usage::rss(*pid)).sum();
+    let processes = u32::try_from(pids.len()).unwrap_or(u32::MAX);
+    if processes > most {
+        freeze(root);
+        return Size {
+            processes,
+            ..Size::default()
+        };
+    }
+    let memory: Vec<usage::Memory> = pids.iter().filter_map(|pid| usage::memory(*pid)).collect();
+    let mut memory_bytes = memory.iter().map(|memory| memory.resident).sum();
     if memory_bytes > exact_from {
-        memory_bytes = pids.iter().filter_map(|pid| usage::pss(*pid)).sum();
+        memory_bytes = pids.iter().filter_map(|pid| usage::memory_by_share(*pid)).sum();
     }
     Size {
-        processes: u32::try_from(pids.len()).unwrap_or(u32::MAX),
+        processes,
         memory_bytes,
-        data_bytes: usage::data(root.pid).unwrap_or(0),
+        // The life itself comes first.
+        data_bytes: memory.first().map_or(0, |memory| memory.data),
     }
 }
 
@@ -255,6 +271,12 @@ pub fn end(root: &Root, manner: Manner) -> Leftovers {
             libc::SIGKILL
         };
         looks += 1;
+        let has_new = found
+            .iter()
+            .any(|member| !seen.contains_key(&(member.stat.pid, member.stat.start)));
+        if found.len() > CROWD || looks > SOBER_LOOKS && has_new {
+            freeze(root);
+        }
         let over = began.elapsed() >= manner.limit && looks >= LEAST_LOOKS;
         let mut remaining = Vec::new();
         for member in found {
@@ -286,6 +308,29 @@ pub fn end(root: &Root, manner: Manner) -> Leftovers {
         }
         wait(pause);
         pause = (pause * 2).min(Duration::from_millis(20));
+    }
+}
+
+/// Stops everything of a tree that multiplies faster than it is found: what is stopped cannot fork, and keeps its place where
+/// there is a limit of processes. Each is stopped as soon as it is seen.
+fn freeze(root: &Root) {
+    // A busy machine takes its time to stop what has been told to; from that moment on it does not fork any more.
+    let mut told = HashSet::new();
+    for _ in 0..FREEZING_LOOKS {
+        let before = told.len();
+        for stat in procfs::all() {
+            if stat.is_zombie() || matches!(stat.state, 'T' | 't') || told.contains(&(stat.pid, stat.start)) {
+                continue;
+            }
+            let by_kin = root.holds_pid && [stat.process_group, stat.session].contains(&root.pid);
+            if by_kin && stat.pid != root.pid || carries_marker(root, stat.pid) {
+                signal(&stat, libc::SIGSTOP).ok();
+                told.insert((stat.pid, stat.start));
+            }
+        }
+        if told.len() == before {
+            return;
+        }
     }
 }
 

@@ -40,6 +40,28 @@ pub struct LiveUsage {
     pub processes: u32,
 }
 
+/// Memory of a process that is no file's, in bytes: resident, and what it has asked for as `RLIMIT_DATA` counts it (heap and
+/// private writable mappings, used or not).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Memory {
+    pub resident: u64,
+    pub data: u64,
+}
+
+pub(crate) fn memory(pid: i32) -> Option<Memory> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let bytes = |key: &str| kilobytes(&status, key);
+    Some(Memory {
+        resident: bytes("RssAnon:")? + bytes("RssShmem:")?,
+        data: bytes("VmData:")?,
+    })
+}
+
+fn kilobytes(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
+}
+
 /// The resident memory of a process, in bytes.
 pub(crate) fn rss(pid: i32) -> Option<u64> {
     let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
@@ -47,18 +69,14 @@ pub(crate) fn rss(pid: i32) -> Option<u64> {
     Some(pages * page_bytes())
 }
 
-/// The resident memory of a process, what it shares with others counted by its share.
-pub(crate) fn pss(pid: i32) -> Option<u64> {
+/// The same where what is shared with others counts by its share. Takes a look at every page table.
+pub(crate) fn memory_by_share(pid: i32) -> Option<u64> {
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
-    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"))?;
-    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
-}
-
-/// What `RLIMIT_DATA` counts of a process, in bytes: heap and private writable mappings, used or not.
-pub(crate) fn data(pid: i32) -> Option<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmData:"))?;
-    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
+    match (kilobytes(&rollup, "Pss_Anon:"), kilobytes(&rollup, "Pss_Shmem:")) {
+        (Some(anonymous), Some(shared)) => Some(anonymous + shared),
+        // Before Linux 5.10 files are counted too.
+        _ => kilobytes(&rollup, "Pss:"),
+    }
 }
 
 /// Reads the usage of a process. The caller makes sure that the pid is not reused meanwhile.
