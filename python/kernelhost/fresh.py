@@ -55,7 +55,9 @@ def place_descriptors(descriptors, kept):
     try:
         parked = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 32) for fd in descriptors]
     except OSError as error:
-        raise OSError(error.errno, "no room for the descriptors of a life: the limit of open files (RLIMIT_NOFILE)") from None
+        raise OSError(
+            error.errno, "no room for the descriptors of a life: the limit of open files (RLIMIT_NOFILE)"
+        ) from None
     for fd, number in zip(parked, _STANDARD, strict=True):
         os.dup2(fd, number, inheritable=number < 3)
     first = _FIRST_FREE
@@ -126,9 +128,9 @@ def shown_environment():
 
 
 def show_environment(place):
-    """Others are to see this life's own marker, also in what it forks without a new program, and nothing of the template's.
+    """Others are to see this life's own marker, also in what it merely forks, and nothing of the template's.
 
-    What procfs shows of an environment is the memory in which it came, and that is the template's until it is written over.
+    What procfs shows of an environment is the memory in which it came: the template's, until it is written over.
     """
     if place is None:
         return

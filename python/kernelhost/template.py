@@ -529,7 +529,7 @@ def _own_children():
 
 
 def _is_spared(pid):
-    """Whether what we have adopted outlives its host: it opted out, or it cleans up after others and leaves by itself."""
+    """Whether what we have adopted outlives its host: it opted out, or cleans up after others and leaves by itself."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             variables = file.read().split(b"\0")

@@ -1,7 +1,7 @@
 """The warden: waits for the end of the host, and then ends everything that carries the host's marker.
 
-Owns: the last resort, when the host was killed and the template with it. Must not know: frames, cells, templates. It imports
-next to nothing, so that it costs little and nothing can keep it from starting.
+Owns: the last resort, when the host was killed and the template with it. Must not know: frames, cells, templates. It
+imports next to nothing, so that it costs little and nothing can keep it from starting.
 """
 
 import os
@@ -38,7 +38,7 @@ def host_of(marker):
 
 
 def sweep(host):
-    """Looks and kills until nothing is found, in several looks: what forks and leaves all the time can be missed by one."""
+    """Looks and kills until several looks find nothing: what forks and leaves all the time can be missed by one."""
     began = time.monotonic()
     pause = 0.001
     quiet = 0
@@ -68,7 +68,7 @@ def sweep(host):
 
 
 def family(host):
-    """Everything that carries the host's marker and all that descends from it, as (pid, start time), without what opted out."""
+    """What carries the host's marker and all that descends from it, as (pid, start time), without what opted out."""
     processes = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -1,4 +1,4 @@
-"""A host that does not keep to the format: seeded, arbitrary and changed frames against every reader of the Python side.
+"""A host that does not keep to the format: seeded frames, arbitrary or changed, against every reader of the Python side.
 
 A failure names its seed; KERNELHOST_TEST_SEED runs it again.
 """
@@ -42,7 +42,7 @@ def any_json(draw, depth=0):
     if kind == "float":
         return draw.choice((0.5, -1e300))
     if kind == "text":
-        return "".join(draw.choice("aé€\U0001f600\0\n\"\\") for _ in range(draw.randrange(8)))
+        return "".join(draw.choice('aé€\U0001f600\0\n"\\') for _ in range(draw.randrange(8)))
     if kind == "list":
         return [any_json(draw, depth + 1) for _ in range(draw.randrange(4))]
     return {str(number): any_json(draw, depth + 1) for number in range(draw.randrange(4))}
