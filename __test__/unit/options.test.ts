@@ -30,8 +30,26 @@ test('left-out options get their defaults', () => {
     stuck: 'end',
     maxOutputBytes: 1_048_576,
     oomScoreAdj: 500,
+    limits: { memoryBytes: null, cpuSeconds: null, openFiles: null, processes: null },
     recovery: 'restart',
   });
+});
+
+test('limits are read as a whole, and bad ones are refused by their path', () => {
+  const defaults = { limits: { memoryBytes: 64 * 2 ** 20, processes: 9 } };
+  assert.equal(kernelOptions({}, defaults).limits.processes, 9);
+  assert.deepEqual(kernelOptions({ limits: { openFiles: 64 } }, defaults).limits, {
+    memoryBytes: null,
+    cpuSeconds: null,
+    openFiles: 64,
+    processes: null,
+  });
+  const bad = [{ memoryBytes: 1 }, { cpuSeconds: 0 }, { openFiles: 3.5 }, { processes: '9' }, { memory: 1 }];
+  for (const limits of bad) {
+    const { option } = refused(() => kernelOptions({ limits } as object));
+    assert.equal(option, `limits.${Object.keys(limits)[0]}`);
+  }
+  assert.equal(refused(() => kernelOptions({ limits: 5 } as object)).option, 'limits');
 });
 
 test("a kernel's option goes over the host's default, and undefined leaves the default", () => {
@@ -59,7 +77,6 @@ test('an option that resembles none is refused with the list of those there are'
 });
 
 for (const [name, value] of [
-  ['limits', { memoryBytes: 1 }],
   ['onCall', {}],
   ['onInput', () => ''],
   ['recovery', 'checkpoint'],

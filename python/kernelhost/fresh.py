@@ -116,36 +116,40 @@ def take_environment(wanted):
 
 
 def shown_environment():
-    """In the template: where in memory the environment stands that others see in procfs, and how long it is."""
+    """In the template: the environment that others see in procfs, as (address, name, value) of each variable."""
     try:
         with open("/proc/self/environ", "rb") as file:
-            length = len(file.read())
+            variables = file.read().split(b"\0")
         with open("/proc/self/stat", "rb") as file:
-            start = int(file.read().rpartition(b")")[2].split()[47])  # env_start
+            address = int(file.read().rpartition(b")")[2].split()[47])  # env_start
     except OSError:
-        return None
-    return start, length
+        return []
+    found = []
+    for variable in variables:
+        name, is_one, value = variable.partition(b"=")
+        if is_one:
+            found.append((address, name, value))
+        address += len(variable) + 1
+    return found
 
 
-def show_environment(place):
-    """Others are to see this life's own marker, also in what it merely forks, and nothing of the template's.
+def show_environment(variables):
+    """Others are to see this life's own marker, also in what it merely forks, and nothing that only its template has.
 
-    What procfs shows of an environment is the memory in which it came: the template's, until it is written over.
+    What procfs shows is the memory in which the environment came. The C library still points there for each variable
+    that is the same in this life; the others have copies elsewhere, so that what they were can be written over.
     """
-    if place is None:
-        return
-    address, length = place
-    shown = b""
-    name = _MARKER.encode()
-    # The marker first: what does not fit is left out.
-    for variable in sorted(os.environb, key=lambda variable: variable != name):
-        text = variable + b"=" + os.environb[variable] + b"\0"
-        if len(shown) + len(text) <= length:
-            shown += text
+    environment = os.environb
+    changed = [(at, name, value) for at, name, value in variables if environment.get(name) != value]
     try:
         memory = os.open("/proc/self/mem", os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.pwrite(memory, shown.ljust(length, b"\0"), address)
+            for address, name, value in changed:
+                new = environment.get(name, b"")
+                if name == _MARKER.encode() and len(new) == len(value):
+                    os.pwrite(memory, new, address + len(name) + 1)
+                else:
+                    os.pwrite(memory, bytes(len(name) + 1 + len(value)), address)
         finally:
             os.close(memory)
     except OSError:

@@ -1,7 +1,7 @@
 """The resource tracker of multiprocessing outlives its kernel's process group, so that it can do its work.
 
 It removes semaphores and shared memory once the processes that used them are gone, however they went. A group that is
-killed as one would take it along, and what it was to remove would stay in memory until the machine is started anew. In a
+killed as one would take it along, and what it was to remove would stay in memory until the machine is restarted. In a
 session of its own it leaves by itself a moment later; what ends the tree of a life waits for that.
 
 Owns: how that one process is started. Must not know: anything else of multiprocessing.

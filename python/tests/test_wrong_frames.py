@@ -1,4 +1,4 @@
-"""A host that does not keep to the format: seeded frames, arbitrary or changed, against every reader of the Python side.
+"""A host that does not keep to the format: seeded frames, arbitrary or changed, against all that reads frames here.
 
 A failure names its seed; KERNELHOST_TEST_SEED runs it again.
 """
