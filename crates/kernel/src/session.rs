@@ -628,9 +628,9 @@ impl Session {
             Reply::Failed(Box::new(failure))
         };
         // Its own thread: the sizes of a large process take the Linux kernel a while to add up.
-        let pid = self.life.as_ref().map(|(life, _)| life.pid());
+        let root = self.life.as_ref().map(|(life, _)| life.root());
         tokio::spawn(async move {
-            let found = aside(move || pid.and_then(|pid| usage::live(pid).ok())).await;
+            let found = aside(move || root.and_then(|root| usage::live(&root).ok())).await;
             let reply = found.flatten().map_or_else(absent, Reply::Usage);
             sink(vec![Event::Settled { request, reply }]);
         });

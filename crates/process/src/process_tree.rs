@@ -98,7 +98,10 @@ const FREEZING_LOOKS: u32 = 50;
 const QUIET_LOOKS: u32 = 2;
 /// Looks at the adopter alone, between two at all processes: so many, and so many once there was something.
 const ADOPTED_LOOKS: u32 = 20;
-const ADOPTED_LOOKS_WHERE_SOME_WERE: u32 = 400;
+const MANY_ADOPTED_LOOKS: u32 = 400;
+/// Forks of the whole machine during one look that say nothing.
+const CALM_FORKS: u64 = 4;
+const CALM_LIMIT: Duration = Duration::from_millis(800);
 const TRACKER: &str = "multiprocessing.resource_tracker";
 
 struct Member {
@@ -187,6 +190,11 @@ pub fn measure(root: &Root, exact_from: u64, most: u32) -> Size {
     }
 }
 
+/// How many processes the tree of a running life has, that life included.
+pub fn count(root: &Root) -> u32 {
+    u32::try_from(living(root).len()).unwrap_or(u32::MAX)
+}
+
 /// The tree of a life that is running, that life first: from parent to child, because that costs less than a look at every
 /// process of the machine.
 fn living(root: &Root) -> Vec<i32> {
@@ -239,6 +247,7 @@ pub fn end(root: &Root, manner: Manner) -> Leftovers {
     let mut looks = 0;
     let mut quiet_looks = 0;
     loop {
+        let forks_before = procfs::forks();
         let found: Vec<Member> = find(root)
             .into_iter()
             .map(|stat| Member {
@@ -251,14 +260,18 @@ pub fn end(root: &Root, manner: Manner) -> Leftovers {
             .collect();
         if found.is_empty() {
             // What forks and leaves all the time can be missed by a look; so one that had something is not believed at once.
-            if seen.is_empty() || quiet_looks == QUIET_LOOKS {
+            let had_nothing = seen.is_empty();
+            if quiet_looks == QUIET_LOOKS || had_nothing && root.adopter.is_none() {
                 return told(seen, &trackers, Vec::new());
             }
-            quiet_looks = if end_adopted(root, &mut seen) {
-                0
-            } else {
-                quiet_looks + 1
-            };
+            // What moves from pid to pid shows in the machine's count of forks; others' forks are not waited for too long.
+            let restless = procfs::forks().saturating_sub(forks_before) > CALM_FORKS && began.elapsed() < CALM_LIMIT;
+            let tries = if restless { MANY_ADOPTED_LOOKS } else { ADOPTED_LOOKS };
+            let caught = end_adopted(root, tries, &mut seen);
+            if had_nothing && !caught {
+                return told(seen, &trackers, Vec::new());
+            }
+            quiet_looks = if caught || restless { 0 } else { quiet_looks + 1 };
             continue;
         }
         quiet_looks = 0;
@@ -336,14 +349,14 @@ fn freeze(root: &Root) {
 
 /// Ends what the adopter has been handed of this tree, again and again without a pause: a look at one list of children is
 /// quick enough to catch what lives for less than a millisecond. Whether there was anything.
-fn end_adopted(root: &Root, seen: &mut BTreeMap<(i32, u64), Member>) -> bool {
+fn end_adopted(root: &Root, tries: u32, seen: &mut BTreeMap<(i32, u64), Member>) -> bool {
     // The adopter of a cold life is the init of its PID namespace, or a process that stands in for it and is not known.
     let (adopter, own) = match &root.adopter {
         Some(adopter) if adopter.process.is_there() => (adopter.process.pid, Some(&adopter.own_children)),
         _ => (1, None),
     };
     let mut caught = false;
-    let mut looks = ADOPTED_LOOKS;
+    let mut looks = tries;
     while looks > 0 {
         looks -= 1;
         let children = procfs::children(adopter).unwrap_or_default();
@@ -358,7 +371,7 @@ fn end_adopted(root: &Root, seen: &mut BTreeMap<(i32, u64), Member>) -> bool {
             signal(&stat, libc::SIGKILL).ok();
             seen.entry((pid, stat.start)).or_insert(Member { stat, command });
             if !caught {
-                (caught, looks) = (true, ADOPTED_LOOKS_WHERE_SOME_WERE);
+                (caught, looks) = (true, MANY_ADOPTED_LOOKS);
             }
         }
     }

@@ -60,6 +60,13 @@ pub(crate) fn group_has_living_member(process_group: i32) -> bool {
     members(process_group).any(|member| !member.is_zombie())
 }
 
+/// How many processes and threads have been started on this machine since it was.
+pub(crate) fn forks() -> u64 {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let count = stat.lines().find_map(|line| line.strip_prefix("processes "));
+    count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+}
+
 /// The children of a process with one thread. `None` where Linux was built without that list.
 pub(crate) fn children(pid: i32) -> Option<Vec<i32>> {
     let listing = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;

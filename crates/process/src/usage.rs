@@ -3,7 +3,8 @@
 use std::fs;
 use std::io;
 
-use crate::procfs::{self, Stat};
+use crate::process_tree::{self, Root};
+use crate::procfs::Stat;
 
 /// What a process and the children it waited for have used, told at its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -36,7 +37,7 @@ pub struct LiveUsage {
     /// User and system time so far.
     pub cpu_ms: u64,
     pub threads: u32,
-    /// Processes in its process group, itself included.
+    /// Of its whole tree, itself included.
     pub processes: u32,
 }
 
@@ -79,8 +80,9 @@ pub(crate) fn memory_by_share(pid: i32) -> Option<u64> {
     }
 }
 
-/// Reads the usage of a process. The caller makes sure that the pid is not reused meanwhile.
-pub fn live(pid: i32) -> io::Result<LiveUsage> {
+/// Reads the usage of a life. The caller makes sure that the pid is not reused meanwhile.
+pub fn live(root: &Root) -> io::Result<LiveUsage> {
+    let pid = root.pid;
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
     let bytes = |key: &str| {
         let line = rollup.lines().find_map(|line| line.strip_prefix(key));
@@ -94,7 +96,7 @@ pub fn live(pid: i32) -> io::Result<LiveUsage> {
         pss_bytes: bytes("Pss:"),
         cpu_ms: stat.cpu_ticks * 1000 / ticks_per_second(),
         threads: stat.threads,
-        processes: procfs::members(pid).map(|_| 1).sum(),
+        processes: process_tree::count(root),
     })
 }
 
