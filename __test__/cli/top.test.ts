@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, readdirSync } from 'node:fs';
+import { chmodSync, existsSync, readdirSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
@@ -176,6 +176,17 @@ describe('when there is nothing to show', () => {
     assert.ok(stderr.startsWith('kernelhost: no host with a monitor was found in '));
     assert.ok(stderr.includes(where.folder) && stderr.includes('KERNELHOST_MONITOR=1'));
     assert.match((await top(t, where, ['1'])).stderr, /^kernelhost: no monitor of process 1 was found in /);
+  });
+
+  test('C124: a folder that others may write to is not looked into, and that is said', async (t) => {
+    const where = place(t);
+    const { child } = await startDaemon(t, where);
+    chmodSync(where.folder, 0o777);
+    const { code, stdout, stderr } = await top(t, where, ['--once']);
+    assert.deepEqual([code, stdout], [1, '']);
+    assert.ok(stderr.includes(`(${where.folder} is open to others (mode 777, not 700))`), stderr);
+    // What the user names is the user's decision.
+    assert.equal((await top(t, where, ['--once', join(where.folder, `${child.pid}-1.sock`)])).code, 0);
   });
 
   test('C81: the socket of a killed daemon is removed, and that of a living one shown', async (t) => {

@@ -2,7 +2,7 @@
 
 import { connect, type Socket } from 'node:net';
 import { createInterface } from 'node:readline';
-import { searchedFolders, socketsIn, sweep } from '../monitor/place.ts';
+import { folderProblem, searchedFolders, socketsIn, sweep } from '../monitor/place.ts';
 import { SNAPSHOT_VERSION, type Snapshot } from '../monitor/snapshot.ts';
 import { outputClosed, paint, write } from './terminal.ts';
 import { type Line, table } from './top-table.ts';
@@ -64,6 +64,8 @@ async function find(target: string | undefined): Promise<Socket[] | string> {
   const sockets: Socket[] = [];
   const problems: string[] = [];
   for (const folder of folders) {
+    const untrusted = folderProblem(folder);
+    if (untrusted !== null) problems.push(untrusted);
     for (const path of socketsIn(folder, pid)) {
       try {
         sockets.push(await connected(path));

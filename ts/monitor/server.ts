@@ -25,12 +25,13 @@ const LEAST_INTERVAL_MS = 500;
 const MOST_INTERVAL_MS = 3_600_000;
 /** Who looks and goes at once, to see whether anybody is there, is not worth a look at all kernels. */
 const FIRST_AFTER_MS = 20;
-const MAX_CLIENTS = 16;
+const MAX_CLIENTS = 8;
 /** Far more than anybody has to say. */
 const MAX_REQUEST_CHARACTERS = 65_536;
 /** A client that has not read its snapshot for this long will not read it any more. */
 const UNREAD_MS = 30_000;
-
+/** What may be kept longer than to the next look for a client that does not read. */
+const MAX_UNSENT_BYTES = 1024 * 1024;
 /** How long a client may take to read the end and to hang up. */
 const LINGER_MS = 2_000;
 
@@ -173,8 +174,9 @@ class Client {
 
   async #look(): Promise<void> {
     const began = performance.now();
-    if (this.#socket.writableLength > 0) {
-      if (began - this.#readAt > UNREAD_MS) this.#socket.destroy();
+    const unsent = this.#socket.writableLength;
+    if (unsent > 0) {
+      if (unsent > MAX_UNSENT_BYTES || began - this.#readAt > UNREAD_MS) this.#socket.destroy();
       else this.#timer = this.#after(this.#intervalMs);
       return;
     }
