@@ -148,7 +148,7 @@ impl Templates {
     }
 
     /// A template that did not answer, or whose fork hung, is not asked again; its kernels keep it until they end. One that has
-    /// served before, or is gone, is replaced at once. One that never has was a failed start: the next one may be no better.
+    /// served before, or is gone, is replaced at once. One that never has was a failed start: the second in a row is waited for.
     pub fn discard(&self, profile: &Profile, unsound: &Arc<Warm>, why: &str) {
         let mut slots = lock(&self.slots);
         if !matches!(slots.get(profile), Some(Slot::Ready(warm)) if Arc::ptr_eq(warm, unsound)) {
@@ -158,7 +158,12 @@ impl Templates {
             slots.remove(profile);
         } else {
             let error = TemplateError::Unsound(why.to_owned());
-            slots.insert(profile.clone(), Slot::failed(error, unsound.failures_before));
+            let mut slot = Slot::failed(error, unsound.failures_before);
+            if let (Slot::Failed { retry_at, .. }, 0) = (&mut slot, unsound.failures_before) {
+                // Once may be chance: it was stopped, say.
+                *retry_at = Instant::now();
+            }
+            slots.insert(profile.clone(), slot);
         }
     }
 
