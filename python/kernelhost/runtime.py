@@ -100,7 +100,7 @@ class Life:
         wanted = wires.field(configuration, "shell", str)
         wires.field(configuration, "env", dict)
         set_oom_score(configuration.get("oomScoreAdj"))
-        enter(configuration.get("cwd"))
+        enter(wires.field(configuration, "cwd", str, type(None)))
         if shell is None:
             main = searchpath.new_main_module()
             searchpath.as_interactive()

@@ -51,6 +51,10 @@ def _as_json(thing):
     return str(thing)
 
 
+def _refuse_constant(name):
+    raise ValueError(f"{name} is not JSON")
+
+
 def _codec():
     """The encoder and decoder; from `_json` where it is as expected, because `json` loads `re` and `enum`."""
     try:
@@ -67,9 +71,7 @@ def _codec():
             parse_int = int
             memo: dict = {}  # noqa: RUF012 - the C scanner wants the attribute, and keeps its own
 
-            @staticmethod
-            def parse_constant(name):
-                raise ValueError(f"{name} is not JSON")
+            parse_constant = staticmethod(_refuse_constant)
 
         scan = _json.make_scanner(Context)
 
@@ -92,7 +94,7 @@ def _codec():
     import json
 
     plain = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_as_json)
-    return plain.encode, json.JSONDecoder().decode
+    return plain.encode, json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 _encode, _decode = _codec()
@@ -132,7 +134,8 @@ def object_of(payload):
     """The object in a payload; anything else breaks the protocol."""
     try:
         thing = _decode(payload.decode())
-    except (ValueError, RecursionError) as error:
+    # SystemError: what some releases of the C scanner say of text that is not JSON.
+    except (ValueError, RecursionError, SystemError) as error:
         raise ProtocolError(f"a payload is not JSON: {error}") from None
     if not isinstance(thing, dict):
         raise ProtocolError("a payload is not a JSON object")
