@@ -245,15 +245,18 @@ def set_oom_score(score):
 
 def set_limits(limits):
     """What Linux keeps of a kernel's limits. A limit that is lower already stays."""
+    # Most kernels have none, and need not load this for it.
+    if not any(limits.values()):
+        return
     import resource
 
-    wanted = (
-        (resource.RLIMIT_DATA, limits.get("memoryBytes"), 0),
+    for number, name, grace in (
+        (resource.RLIMIT_DATA, "memoryBytes", 0),
         # SIGXCPU ends what has used up its time; SIGKILL what ignores that.
-        (resource.RLIMIT_CPU, limits.get("cpuSeconds"), _CPU_GRACE_SECONDS),
-        (resource.RLIMIT_NOFILE, limits.get("openFiles"), 0),
-    )
-    for number, limit, grace in wanted:
+        (resource.RLIMIT_CPU, "cpuSeconds", _CPU_GRACE_SECONDS),
+        (resource.RLIMIT_NOFILE, "openFiles", 0),
+    ):
+        limit = limits.get(name)
         if limit is None:
             continue
         soft, hard = resource.getrlimit(number)

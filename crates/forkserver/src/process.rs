@@ -11,7 +11,7 @@ use kernelhost_process::lifeline::{self, Lifeline};
 use kernelhost_process::pidfd::Pidfd;
 use kernelhost_process::process_tree::Leftovers;
 use kernelhost_process::reap;
-use kernelhost_process::spawn::{Program, SpawnError, spawn};
+use kernelhost_process::spawn::{Program, SpawnError, exhausted, spawn};
 use kernelhost_process::stderr_tail::{StderrTail, crash_traceback};
 use kernelhost_process::terminate::kill_group;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -29,7 +29,7 @@ use crate::socket::{FrameSocket, Receives, SocketError};
 pub enum TemplateError {
     #[error("{0}")]
     Spawn(Arc<SpawnError>),
-    #[error("the template's wires could not be made: {}", reason(.0))]
+    #[error("the template's wires could not be made: {}", exhausted(.0).map_or_else(|| .0.to_string(), str::to_owned))]
     Wires(Arc<io::Error>),
     #[error("{}", .0.message)]
     Ended(Box<ExitReason>),
@@ -49,16 +49,6 @@ pub enum TemplateError {
     Cancelled,
     #[error("the host is closed")]
     Closed,
-}
-
-fn reason(error: &io::Error) -> String {
-    match error.raw_os_error() {
-        Some(libc::EMFILE) => {
-            format!("{error} (EMFILE: this process has reached its limit of open files, RLIMIT_NOFILE)")
-        }
-        Some(libc::ENFILE) => format!("{error} (ENFILE: the system has reached its limit of open files)"),
-        _ => error.to_string(),
-    }
 }
 
 fn said(tail: &str) -> String {

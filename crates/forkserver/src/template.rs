@@ -61,10 +61,7 @@ enum Slot {
 }
 
 impl Slot {
-    fn failed(error: TemplateError, failures_before: u32) -> Self {
-        let pause = FIRST_PAUSE
-            .saturating_mul(1 << failures_before.min(6))
-            .min(LONGEST_PAUSE);
+    fn failed(error: TemplateError, failures_before: u32, pause: Duration) -> Self {
         Self::Failed {
             error,
             failures: failures_before + 1,
@@ -158,12 +155,12 @@ impl Templates {
             slots.remove(profile);
         } else {
             let error = TemplateError::Unsound(why.to_owned());
-            let mut slot = Slot::failed(error, unsound.failures_before);
-            if let (Slot::Failed { retry_at, .. }, 0) = (&mut slot, unsound.failures_before) {
-                // Once may be chance: it was stopped, say.
-                *retry_at = Instant::now();
-            }
-            slots.insert(profile.clone(), slot);
+            // Once may be chance: it was stopped, say.
+            let pause = unsound
+                .failures_before
+                .checked_sub(1)
+                .map_or(Duration::ZERO, pause_after);
+            slots.insert(profile.clone(), Slot::failed(error, unsound.failures_before, pause));
         }
     }
 
@@ -251,7 +248,10 @@ impl Templates {
                 if is_ours && matches!(error, TemplateError::Cancelled) {
                     slots.remove(profile);
                 } else if is_ours {
-                    slots.insert(profile.clone(), Slot::failed(error.clone(), failures));
+                    slots.insert(
+                        profile.clone(),
+                        Slot::failed(error.clone(), failures, pause_after(failures)),
+                    );
                 }
                 return Err(error);
             }
@@ -272,6 +272,13 @@ impl Templates {
         }
         Ok(warm)
     }
+}
+
+/// How long a start waits after one that failed, and so many failures in a row before that.
+fn pause_after(failures_before: u32) -> Duration {
+    FIRST_PAUSE
+        .saturating_mul(1 << failures_before.min(6))
+        .min(LONGEST_PAUSE)
 }
 
 /// Lets go of the template that has been idle longest, if that is long enough. It goes on until its last kernel has ended.

@@ -10,7 +10,7 @@ use kernelhost_forkserver::protocol::{Configuration, PROTOCOL, Rlimits, payload}
 use kernelhost_forkserver::template::{Templates, Warm};
 use kernelhost_process::exit_reason::{Cause, ExitReason, Telling, duration};
 use kernelhost_process::marker::{self, HostMark};
-use kernelhost_process::spawn::SpawnError;
+use kernelhost_process::spawn::{SpawnError, exhausted};
 use kernelhost_process::stderr_tail::crash_traceback;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout_at};
@@ -340,12 +340,8 @@ fn configuration(request: &Request, environment: &[(String, String)]) -> Vec<u8>
 }
 
 fn wires_failed(error: &std::io::Error) -> String {
-    let advice = match error.raw_os_error() {
-        Some(libc::EMFILE) => " (EMFILE: this process has reached its limit of open files, RLIMIT_NOFILE)",
-        Some(libc::ENFILE) => " (ENFILE: the system has reached its limit of open files)",
-        _ => "",
-    };
-    format!("its wires could not be made: {error}{advice}")
+    let why = exhausted(error).map_or_else(|| error.to_string(), str::to_owned);
+    format!("its wires could not be made: {why}")
 }
 
 /// Ends a process that did not become ready, and tells of it.

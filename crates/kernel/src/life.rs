@@ -465,22 +465,28 @@ impl Life {
         }
     }
 
-    /// Whose process tree this is.
+    /// Whose process tree this is, as far as that can be told without anybody else.
     pub fn root(&self) -> Root {
         Root {
             pid: self.pid(),
             holds_pid: self.holds_pid(),
             marker: self.marker.clone(),
-            adopter: match &self.reaper {
-                Reaper::Here { .. } => None,
-                Reaper::Template(life) => life.adopter(),
-            },
+            adopter: None,
         }
+    }
+
+    /// The same with whoever adopts its orphans, as things are now.
+    pub fn root_with_adopter(&self) -> Root {
+        let adopter = match &self.reaper {
+            Reaper::Here { .. } => None,
+            Reaper::Template(life) => life.adopter(),
+        };
+        Root { adopter, ..self.root() }
     }
 
     /// Ends what the life has started and left. `grace`: see [`Manner`].
     async fn end_tree(&self, grace: Duration) -> Leftovers {
-        let root = self.root();
+        let root = self.root_with_adopter();
         if !process_tree::may_have_members(&root) {
             return Leftovers::default();
         }

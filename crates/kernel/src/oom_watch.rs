@@ -43,6 +43,8 @@ struct Inner {
     reader: Option<JoinHandle<()>>,
     lives: HashMap<i32, Watched>,
     log: VecDeque<Kill>,
+    /// What the machine counts when the log has told of every kill.
+    machine_kills: Option<u64>,
     counters: HashMap<MemoryCgroup, Counter>,
 }
 
@@ -56,8 +58,6 @@ struct Watched {
     kernel: KernelNumber,
     name: String,
     root: Root,
-    /// The machine's counter when the life was first seen.
-    machine_kills: Option<u64>,
     cgroup: Option<MemoryCgroup>,
 }
 
@@ -82,6 +82,8 @@ impl OomWatch {
         let mut inner = self.inner();
         if inner.source.is_none() {
             let of = Arc::downgrade(self);
+            // Before the log is opened: a kill in between is then one that the log has not told, and not the reverse.
+            inner.machine_kills = kills_on_this_machine();
             let (source, reader) = match KernelLog::open() {
                 Ok(log) => (Source::Log, tokio::spawn(read_log(of, log))),
                 Err(why) => (Source::Counters(why), tokio::spawn(look_at_counters(of))),
@@ -104,7 +106,8 @@ impl OomWatch {
                 },
             );
         }
-        let machine_kills = kills_on_this_machine();
+        // What is remembered of this pid was about another process.
+        inner.log.retain(|kill| kill.pid != root.pid);
         let name = name.to_owned();
         inner.lives.insert(
             root.pid,
@@ -112,7 +115,6 @@ impl OomWatch {
                 kernel,
                 name,
                 root,
-                machine_kills,
                 cgroup,
             },
         );
@@ -137,52 +139,44 @@ impl OomWatch {
 
     /// Whether the OOM killer took a life that SIGKILL has ended and that nobody here has killed. To be asked before `ended`.
     pub async fn finding(&self, pid: i32) -> Finding {
-        let (before, cgroup, why_no_log) = {
+        let (cgroup, why_no_log) = {
             let inner = self.inner();
             let life = inner.lives.get(&pid);
             let why = match &inner.source {
                 Some(Source::Counters(why)) => Some(why.clone()),
                 _ => None,
             };
-            (
-                life.and_then(|life| life.machine_kills),
-                life.and_then(|life| life.cgroup.clone()),
-                why,
-            )
+            (life.and_then(|life| life.cgroup.clone()), why)
         };
         match why_no_log {
-            None => self.finding_by_log(pid, before).await,
+            None => self.finding_by_log(pid).await,
             Some(why) => self.finding_by_counter(cgroup.as_ref(), why),
         }
     }
 
-    async fn finding_by_log(&self, pid: i32, machine_kills: Option<u64>) -> Finding {
-        let now = kills_on_this_machine();
-        let nobody_was_taken = now.is_some() && now == machine_kills;
+    async fn finding_by_log(&self, pid: i32) -> Finding {
+        let counted = kills_on_this_machine();
         let deadline = Instant::now() + LOG_LAG;
         let mut told = self.told.subscribe();
         loop {
-            let line = {
+            let (line, all_told) = {
                 let inner = self.inner();
-                inner
-                    .log
-                    .iter()
-                    .find(|kill| kill.pid == pid)
-                    .map(|kill| kill.line.clone())
+                let kill = inner.log.iter().find(|kill| kill.pid == pid);
+                let all_told = counted.is_some() && counted <= inner.machine_kills;
+                (kill.map(|kill| kill.line.clone()), all_told)
             };
             if let Some(line) = line {
+                let evidence = vec![format!("the kernel log says: {line}")];
                 return Finding {
                     out_of_memory: true,
-                    evidence: vec![format!("the kernel log says: {line}")],
+                    evidence,
                 };
             }
-            if nobody_was_taken || timeout_at(deadline, told.changed()).await.is_err() {
-                let counted = if nobody_was_taken {
-                    "; the machine's count of OOM kills has not risen"
-                } else {
-                    ""
-                };
-                let evidence = vec![format!("the kernel log names no OOM kill of pid {pid}{counted}")];
+            if all_told || timeout_at(deadline, told.changed()).await.is_err() {
+                // What the log has not told by now, it will not tell.
+                let mut inner = self.inner();
+                inner.machine_kills = inner.machine_kills.max(counted);
+                let evidence = vec![format!("the kernel log names no OOM kill of pid {pid}")];
                 return Finding {
                     out_of_memory: false,
                     evidence,
@@ -236,6 +230,7 @@ impl OomWatch {
                     inner.log.pop_front();
                 }
                 inner.log.push_back(kill.clone());
+                inner.machine_kills = inner.machine_kills.map(|count| count + 1);
                 if inner.lives.contains_key(&kill.pid) {
                     None
                 } else {

@@ -298,7 +298,11 @@ impl Session {
             return;
         };
         let Some(size) = size else {
-            let (root, exact_from, most) = (life.root(), limits.watch.exact_from(), limits.watch.most_processes());
+            let (root, exact_from, most) = (
+                life.root_with_adopter(),
+                limits.watch.exact_from(),
+                limits.watch.most_processes(),
+            );
             limits.look = Some(tokio::spawn(aside(move || {
                 process_tree::measure(&root, exact_from, most)
             })));
@@ -628,7 +632,7 @@ impl Session {
             Reply::Failed(Box::new(failure))
         };
         // Its own thread: the sizes of a large process take the Linux kernel a while to add up.
-        let root = self.life.as_ref().map(|(life, _)| life.root());
+        let root = self.life.as_ref().map(|(life, _)| life.root_with_adopter());
         tokio::spawn(async move {
             let found = aside(move || root.and_then(|root| usage::live(&root).ok())).await;
             let reply = found.flatten().map_or_else(absent, Reply::Usage);

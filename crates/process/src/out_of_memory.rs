@@ -74,7 +74,7 @@ impl KernelLog {
     }
 
     /// The kills among the lines that have come since the last look.
-    pub fn kills_now(&self) -> io::Result<Vec<Kill>> {
+    fn kills_now(&self) -> io::Result<Vec<Kill>> {
         // The longest record that Linux hands out.
         let mut record = [0; 8192];
         let mut found = Vec::new();

@@ -26,7 +26,7 @@ pub struct Root {
 }
 
 /// A pid and the start time that make up one process for good.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity {
     pub pid: i32,
     start: u64,
@@ -35,7 +35,14 @@ pub struct Identity {
 impl Identity {
     /// Of a process that cannot be reaped meanwhile.
     pub fn of(pid: i32) -> Option<Self> {
-        Stat::read(pid).map(|stat| Self { pid, start: stat.start })
+        Stat::read(pid).map(|stat| Self::seen(&stat))
+    }
+
+    fn seen(stat: &Stat) -> Self {
+        Self {
+            pid: stat.pid,
+            start: stat.start,
+        }
     }
 
     fn is_there(self) -> bool {
@@ -104,40 +111,53 @@ const CALM_FORKS: u64 = 4;
 const CALM_LIMIT: Duration = Duration::from_millis(800);
 const TRACKER: &str = "multiprocessing.resource_tracker";
 
+/// What has been found of a tree, and what has been done about it.
 struct Member {
-    stat: Stat,
+    pid: i32,
+    /// As it was first seen: what is dying has none any more.
     command: String,
+    asked: bool,
+    refused: Option<io::Error>,
+    /// A tracker that has not been signalled.
+    left_to_itself: bool,
 }
 
 impl Member {
+    fn new(pid: i32) -> Self {
+        Self {
+            pid,
+            command: procfs::command(pid),
+            asked: false,
+            refused: None,
+            left_to_itself: false,
+        }
+    }
+
     fn is_tracker(&self) -> bool {
         self.command.contains(TRACKER)
     }
 
     fn leftover(&self) -> Leftover {
         Leftover {
-            pid: self.stat.pid,
+            pid: self.pid,
             command: self.command.clone(),
         }
-    }
-
-    fn signal(&self, number: i32) -> io::Result<bool> {
-        signal(&self.stat, number)
     }
 }
 
 /// Signals the process that was looked at, and nobody who has got its pid since.
-fn signal(looked_at: &Stat, number: i32) -> io::Result<bool> {
-    let pidfd = match Pidfd::open(looked_at.pid) {
+fn signal(process: Identity, number: i32) -> io::Result<bool> {
+    let pidfd = match Pidfd::open(process.pid) {
         Ok(pidfd) => pidfd,
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(false),
         Err(error) => return Err(error),
     };
     // The same start time after the pidfd was opened: so it is of that very process.
-    if Stat::read(looked_at.pid).is_none_or(|now| now.start != looked_at.start) {
-        return Ok(false);
+    if process.is_there() {
+        pidfd.signal(number)
+    } else {
+        Ok(false)
     }
-    pidfd.signal(number)
 }
 
 /// Whether anything can be left of a tree whose life has ended, from a look that costs next to nothing. `true` where that look
@@ -239,30 +259,19 @@ pub fn claims(root: &Root, pid: i32) -> bool {
 /// Ends all that is left of a tree whose life has ended. Blocks until it is gone, or until the limit.
 pub fn end(root: &Root, manner: Manner) -> Leftovers {
     let began = Instant::now();
-    let mut seen: BTreeMap<(i32, u64), Member> = BTreeMap::new();
-    let mut trackers: HashSet<(i32, u64)> = HashSet::new();
-    let mut refused: HashMap<(i32, u64), io::Error> = HashMap::new();
+    let mut seen: BTreeMap<Identity, Member> = BTreeMap::new();
     let mut pause = Duration::from_millis(1);
     let mut only_trackers_since = None;
     let mut looks = 0;
     let mut quiet_looks = 0;
     loop {
         let forks_before = procfs::forks();
-        let found: Vec<Member> = find(root)
-            .into_iter()
-            .map(|stat| Member {
-                command: match seen.get(&(stat.pid, stat.start)) {
-                    Some(before) => before.command.clone(),
-                    None => procfs::command(stat.pid),
-                },
-                stat,
-            })
-            .collect();
+        let found = find(root);
         if found.is_empty() {
             // What forks and leaves all the time can be missed by a look; so one that had something is not believed at once.
             let had_nothing = seen.is_empty();
             if quiet_looks == QUIET_LOOKS || had_nothing && root.adopter.is_none() {
-                return told(seen, &trackers, Vec::new());
+                return told(&seen, &[]);
             }
             // What moves from pid to pid shows in the machine's count of forks; others' forks are not waited for too long.
             let restless = procfs::forks().saturating_sub(forks_before) > CALM_FORKS && began.elapsed() < CALM_LIMIT;
@@ -274,55 +283,41 @@ pub fn end(root: &Root, manner: Manner) -> Leftovers {
             };
             let caught = end_adopted(root, tries, &mut seen);
             if had_nothing && !caught {
-                return told(seen, &trackers, Vec::new());
+                return told(&seen, &[]);
             }
             quiet_looks = if caught || restless { 0 } else { quiet_looks + 1 };
             continue;
         }
-        quiet_looks = 0;
-        let only_trackers = found.iter().all(Member::is_tracker);
-        let waits_for_trackers =
-            only_trackers && only_trackers_since.get_or_insert_with(Instant::now).elapsed() < TRACKER_GRACE;
+        (looks, quiet_looks) = (looks + 1, 0);
+        let known = seen.len();
+        for stat in &found {
+            seen.entry(Identity::seen(stat))
+                .or_insert_with(|| Member::new(stat.pid));
+        }
+        if found.len() > CROWD || looks > SOBER_LOOKS && seen.len() > known {
+            freeze(root);
+        }
+        let is_tracker = |stat: &Stat| seen.get(&Identity::seen(stat)).is_some_and(Member::is_tracker);
+        let only_trackers = found.iter().all(is_tracker);
+        let trackers_may_stay =
+            !only_trackers || only_trackers_since.get_or_insert_with(Instant::now).elapsed() < TRACKER_GRACE;
         let number = if began.elapsed() < manner.grace {
             libc::SIGTERM
         } else {
             libc::SIGKILL
         };
-        looks += 1;
-        let has_new = found
-            .iter()
-            .any(|member| !seen.contains_key(&(member.stat.pid, member.stat.start)));
-        if found.len() > CROWD || looks > SOBER_LOOKS && has_new {
-            freeze(root);
-        }
-        let over = began.elapsed() >= manner.limit && looks >= LEAST_LOOKS;
-        let mut remaining = Vec::new();
-        for member in found {
-            let name = (member.stat.pid, member.stat.start);
-            let is_tracker = member.is_tracker();
-            let first_seen = !seen.contains_key(&name);
+        for stat in &found {
+            let process = Identity::seen(stat);
+            let Some(member) = seen.get_mut(&process) else { continue };
+            member.left_to_itself = member.is_tracker() && trackers_may_stay;
             // SIGTERM is said once; SIGKILL again and again, to what forks faster than it is looked at.
-            let due = number == libc::SIGKILL || first_seen;
-            if is_tracker && (waits_for_trackers || !only_trackers) {
-                trackers.insert(name);
-            } else if due {
-                trackers.remove(&name);
-                match member.signal(number) {
-                    Ok(_) => refused.remove(&name),
-                    Err(error) => refused.insert(name, error),
-                };
+            if !member.left_to_itself && (number == libc::SIGKILL || !member.asked) {
+                member.asked = true;
+                member.refused = signal(process, number).err();
             }
-            if over {
-                remaining.push(Remaining {
-                    process: member.leftover(),
-                    why: why_it_stays(&member.stat, refused.get(&name)),
-                });
-            }
-            // What is dying has no command line any more.
-            seen.entry(name).or_insert(member);
         }
-        if over {
-            return told(seen, &trackers, remaining);
+        if began.elapsed() >= manner.limit && looks >= LEAST_LOOKS {
+            return told(&seen, &found);
         }
         wait(pause);
         pause = (pause * 2).min(Duration::from_millis(20));
@@ -337,13 +332,13 @@ fn freeze(root: &Root) {
     for _ in 0..FREEZING_LOOKS {
         let before = told.len();
         for stat in procfs::all() {
-            if stat.is_zombie() || matches!(stat.state, 'T' | 't') || told.contains(&(stat.pid, stat.start)) {
+            if stat.is_zombie() || matches!(stat.state, 'T' | 't') || told.contains(&Identity::seen(&stat)) {
                 continue;
             }
             let by_kin = root.holds_pid && [stat.process_group, stat.session].contains(&root.pid);
             if by_kin && stat.pid != root.pid || carries_marker(root, stat.pid) {
-                signal(&stat, libc::SIGSTOP).ok();
-                told.insert((stat.pid, stat.start));
+                signal(Identity::seen(&stat), libc::SIGSTOP).ok();
+                told.insert(Identity::seen(&stat));
             }
         }
         if told.len() == before {
@@ -354,7 +349,7 @@ fn freeze(root: &Root) {
 
 /// Ends what the adopter has been handed of this tree, again and again without a pause: a look at one list of children is
 /// quick enough to catch what lives for less than a millisecond. Whether there was anything.
-fn end_adopted(root: &Root, tries: u32, seen: &mut BTreeMap<(i32, u64), Member>) -> bool {
+fn end_adopted(root: &Root, tries: u32, seen: &mut BTreeMap<Identity, Member>) -> bool {
     // The adopter of a cold life is the init of its PID namespace, or a process that stands in for it and is not known.
     let (adopter, own) = match &root.adopter {
         Some(adopter) if adopter.process.is_there() => (adopter.process.pid, Some(&adopter.own_children)),
@@ -372,9 +367,10 @@ fn end_adopted(root: &Root, tries: u32, seen: &mut BTreeMap<(i32, u64), Member>)
             let Some(stat) = Stat::read(pid).filter(|stat| !stat.is_zombie()) else {
                 continue;
             };
-            let command = procfs::command(pid);
-            signal(&stat, libc::SIGKILL).ok();
-            seen.entry((pid, stat.start)).or_insert(Member { stat, command });
+            let process = Identity::seen(&stat);
+            let member = Member::new(pid);
+            signal(process, libc::SIGKILL).ok();
+            seen.entry(process).or_insert(member);
             if !caught {
                 (caught, looks) = (true, MANY_ADOPTED_LOOKS);
             }
@@ -392,22 +388,29 @@ fn wait(pause: Duration) {
     std::thread::sleep(pause);
 }
 
+/// What is told in the end: `staying` was there at the last look.
+fn told(seen: &BTreeMap<Identity, Member>, staying: &[Stat]) -> Leftovers {
+    let stays = |process: &Identity| staying.iter().find(|stat| Identity::seen(stat) == *process);
+    let mut leftovers = Leftovers::default();
+    for (process, member) in seen {
+        if let Some(stat) = stays(process) {
+            leftovers.remaining.push(Remaining {
+                process: member.leftover(),
+                why: why_it_stays(stat, member.refused.as_ref()),
+            });
+        } else if !member.left_to_itself {
+            leftovers.ended.push(member.leftover());
+        }
+    }
+    leftovers
+}
+
 fn why_it_stays(stat: &Stat, refused: Option<&io::Error>) -> String {
     match (refused, stat.state) {
         (Some(error), _) => format!("it may not be signalled: {error}"),
         (None, 'D') => "it is in an uninterruptible system call".to_owned(),
         (None, state) => format!("it was sent SIGKILL and is still there (state {state})"),
     }
-}
-
-fn told(seen: BTreeMap<(i32, u64), Member>, trackers: &HashSet<(i32, u64)>, remaining: Vec<Remaining>) -> Leftovers {
-    let stays: HashSet<i32> = remaining.iter().map(|remaining| remaining.process.pid).collect();
-    let ended = seen
-        .into_iter()
-        .filter(|(name, _)| !trackers.contains(name) && !stays.contains(&name.0))
-        .map(|(_, member)| member.leftover())
-        .collect();
-    Leftovers { ended, remaining }
 }
 
 /// The living members of a tree, its root not among them.
@@ -502,7 +505,7 @@ pub fn strays(kill: bool) -> Vec<Stray> {
         };
         let rss_bytes = usage::rss(stat.pid).unwrap_or(0);
         let refused = kill
-            .then(|| signal(&stat, libc::SIGKILL).err())
+            .then(|| signal(Identity::seen(&stat), libc::SIGKILL).err())
             .flatten()
             .map(|error| error.to_string());
         strays.push(Stray {

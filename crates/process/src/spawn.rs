@@ -39,9 +39,8 @@ pub enum SpawnError {
 impl SpawnError {
     /// Whether another interpreter would help.
     pub fn is_about_the_program(&self) -> bool {
-        const OF_THE_SYSTEM: [i32; 4] = [libc::EAGAIN, libc::EMFILE, libc::ENFILE, libc::ENOMEM];
         match self {
-            Self::Refused { error, .. } => error.raw_os_error().is_none_or(|code| !OF_THE_SYSTEM.contains(&code)),
+            Self::Refused { error, .. } => exhausted(error).is_none(),
             Self::NulByte { .. } => true,
             Self::Descriptors { .. } => false,
         }
@@ -61,14 +60,19 @@ fn reason(path: &str, error: &io::Error) -> String {
         Some(libc::EACCES) if std::path::Path::new(path).is_dir() => "it is a directory (EACCES)".to_owned(),
         Some(libc::EACCES) => "it may not be executed (EACCES)".to_owned(),
         Some(libc::ENOEXEC) => "it is neither a program nor a script with a #! line (ENOEXEC)".to_owned(),
-        Some(libc::EAGAIN) => {
-            "the limit of processes is reached (EAGAIN: RLIMIT_NPROC, or the cgroup's pids.max)".to_owned()
-        }
-        Some(libc::EMFILE) => "this process has reached its limit of open files (EMFILE: RLIMIT_NOFILE)".to_owned(),
-        Some(libc::ENFILE) => "the system has reached its limit of open files (ENFILE)".to_owned(),
-        Some(libc::ENOMEM) => "there is not enough memory (ENOMEM)".to_owned(),
-        _ => error.to_string(),
+        _ => exhausted(error).map_or_else(|| error.to_string(), str::to_owned),
     }
+}
+
+/// What the system, or this process, has run out of, when that is what the error says.
+pub fn exhausted(error: &io::Error) -> Option<&'static str> {
+    Some(match error.raw_os_error()? {
+        libc::EAGAIN => "the limit of processes is reached (EAGAIN: RLIMIT_NPROC, or the cgroup's pids.max)",
+        libc::EMFILE => "this process has reached its limit of open files (EMFILE: RLIMIT_NOFILE)",
+        libc::ENFILE => "the system has reached its limit of open files (ENFILE)",
+        libc::ENOMEM => "there is not enough memory (ENOMEM)",
+        _ => return None,
+    })
 }
 
 /// Runs a program as the leader of a new session and process group, with default signal dispositions and nothing blocked.

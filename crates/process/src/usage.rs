@@ -58,6 +58,7 @@ pub(crate) fn memory(pid: i32) -> Option<Memory> {
     })
 }
 
+/// The figure that procfs gives in kB, in bytes.
 fn kilobytes(text: &str, key: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;
     Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
@@ -70,7 +71,7 @@ pub(crate) fn rss(pid: i32) -> Option<u64> {
     Some(pages * page_bytes())
 }
 
-/// The same where what is shared with others counts by its share. Takes a look at every page table.
+/// Memory of a process that is no file's, what it shares with others counted by its share. Takes a look at every page table.
 pub(crate) fn memory_by_share(pid: i32) -> Option<u64> {
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
     match (kilobytes(&rollup, "Pss_Anon:"), kilobytes(&rollup, "Pss_Shmem:")) {
@@ -84,12 +85,7 @@ pub(crate) fn memory_by_share(pid: i32) -> Option<u64> {
 pub fn live(root: &Root) -> io::Result<LiveUsage> {
     let pid = root.pid;
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-    let bytes = |key: &str| {
-        let line = rollup.lines().find_map(|line| line.strip_prefix(key));
-        line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok())
-            .unwrap_or(0)
-            * 1024
-    };
+    let bytes = |key: &str| kilobytes(&rollup, key).unwrap_or(0);
     let stat = Stat::read(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
     Ok(LiveUsage {
         rss_bytes: bytes("Rss:"),
@@ -105,11 +101,7 @@ pub fn live(root: &Root) -> io::Result<LiveUsage> {
 pub fn own_peak() -> u64 {
     const LAG_BYTES_PER_CPU: u64 = 256 * 1024;
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let peak = peak
-        .and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok())
-        .unwrap_or(0)
-        * 1024;
+    let peak = kilobytes(&status, "VmHWM:").unwrap_or(0);
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     peak + LAG_BYTES_PER_CPU * u64::try_from(cpus).unwrap_or(1)
 }
