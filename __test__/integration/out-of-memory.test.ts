@@ -70,6 +70,13 @@ const TAKEN_AND_KILLED = `
   await late;
 `;
 
+/** Taken while it starts, before any cell. */
+const TAKEN_STARTING = `
+  const error = await host.kernel({ init: ${JSON.stringify(ALLOCATE)} }).start().catch((error) => error);
+  facts.code = error.code;
+  facts.exit = error.exit;
+`;
+
 /** `hears`: the log names the victim, so its kernel is told; a counter may have several kernels behind it. */
 const childTaken = (hears: 'kernel' | 'host') => `
   const [kernel, other] = await kernels(2);
@@ -173,6 +180,18 @@ describe('with the kernel log', () => {
       assert.match(taken.evidence.join('\n'), new RegExp(`kernel log.*Killed process ${taken.pid}\\b`));
       for (const { pid, evidence } of byHand)
         assert.match(evidence.join('\n'), new RegExp(`kernel log.*no .*${pid}`), 'what was looked at');
+    });
+
+    test(`C02: a kernel that the OOM killer takes while it starts says so (${launch})`, async (t) => {
+      if (!(await readsLog(t, []))) return t.skip('the kernel log cannot be read here');
+      const told = await inCgroup(t, launch, TAKEN_STARTING);
+      if (told === null) return;
+      assert.equal(told.facts.code, 'ERR_KERNEL_START');
+      const exit = told.facts.exit as ExitReason;
+      assert.equal(exit.cause, 'start-failed');
+      assert.match(exit.message, /out of memory: the Linux OOM killer took .* before it was ready/);
+      assert.match(exit.evidence.join('\n'), new RegExp(`kernel log.*Killed process ${exit.pid}\\b`));
+      assert.deepEqual(told.warnings, []);
     });
 
     test(`C02: a child that the OOM killer takes is no death of its kernel, but a warning (${launch})`, async (t) => {

@@ -8,7 +8,7 @@ use kernelhost_forkserver::client::{ForkError, TemplateError};
 use kernelhost_forkserver::profile::Profile;
 use kernelhost_forkserver::protocol::{Configuration, PROTOCOL, Rlimits, payload};
 use kernelhost_forkserver::template::{Templates, Warm};
-use kernelhost_process::exit_reason::{Cause, ExitReason, Telling, duration};
+use kernelhost_process::exit_reason::{Cause, ExitReason, ExitStatus, Telling, duration};
 use kernelhost_process::marker::{self, HostMark};
 use kernelhost_process::spawn::{SpawnError, exhausted};
 use kernelhost_process::stderr_tail::crash_traceback;
@@ -163,7 +163,7 @@ impl Attempt {
         self.permit = Some(permit.map_err(|_| Problem::Cancelled(Cause::Close))?);
         // Waiting for others is not this interpreter's fault.
         deadline = Instant::now() + left;
-        self.life = Some(Box::new(spawn(request).map_err(Problem::Message)?));
+        self.hold(request, spawn(request).map_err(Problem::Message)?);
         Ok((self.ready(deadline, limit).await?, Launch::Spawn))
     }
 
@@ -207,6 +207,7 @@ impl Attempt {
             life.signal(libc::SIGKILL);
             life.wait_for_end(ENDS).await;
             let finished = life.finish(Duration::ZERO).await;
+            request.launcher.oom.ended(finished.pid);
             let printed =
                 printed(&finished.stderr_tail).map_or_else(String::new, |text| format!("; it printed \"{text}\""));
             return Err(NoFork::SpawnInstead(format!("{why}{printed}")));
@@ -260,8 +261,14 @@ impl Attempt {
             why
         })?;
         let life = Life::forked(pidfd, forked, marker, wire, outputs, interrupts, lifeline);
-        self.life = Some(Box::new(life.map_err(|error| wires_failed(&error))?));
+        self.hold(request, life.map_err(|error| wires_failed(&error))?);
         Ok(warm)
+    }
+
+    fn hold(&mut self, request: &Request, life: Life) {
+        let oom = &request.launcher.oom;
+        oom.began(request.number, &request.kernel.id, life.root());
+        self.life = Some(Box::new(life));
     }
 
     async fn ready(&mut self, deadline: Instant, limit: Duration) -> Result<Ready, Problem> {
@@ -352,7 +359,15 @@ async fn end(request: &Request, mut life: Box<Life>, problem: Problem) -> StartF
         life.wait_for_end(ENDS).await;
     }
     let finished = life.finish(Duration::ZERO).await;
-    let python = &request.launcher.options.python;
+    let Launcher { options, oom, .. } = &*request.launcher;
+    let python = &options.python;
+    let killed = matches!(finished.status, ExitStatus::Signaled { number, .. } if number == libc::SIGKILL);
+    let finding = match problem {
+        Problem::Ended if killed => Some(oom.finding(finished.pid).await),
+        _ => None,
+    };
+    oom.ended(finished.pid);
+    let (out_of_memory, evidence) = finding.map_or((false, Vec::new()), |found| (found.out_of_memory, found.evidence));
     let (cause, detail) = match problem {
         Problem::Cancelled(cause) => (cause, Some(format!("it was still starting when {}", gave_up(cause)))),
         Problem::Message(text) | Problem::Says(text) | Problem::Broken(text) => (Cause::StartFailed, Some(text)),
@@ -363,12 +378,18 @@ async fn end(request: &Request, mut life: Box<Life>, problem: Problem) -> StartF
                 duration(limit)
             )),
         ),
+        Problem::Ended if out_of_memory => (
+            Cause::StartFailed,
+            Some(format!(
+                "out of memory: the Linux OOM killer took {python} before it was ready"
+            )),
+        ),
         Problem::Ended => (Cause::StartFailed, Some(format!("{python} ended before it was ready"))),
     };
     let exit = ExitReason {
         status: finished.status,
         cause,
-        evidence: Vec::new(),
+        evidence,
         pid: finished.pid,
         generation: request.generation,
         uptime: finished.uptime,

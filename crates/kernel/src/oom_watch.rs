@@ -77,7 +77,7 @@ impl OomWatch {
         })
     }
 
-    /// A life begins. Must be called within the runtime.
+    /// A process begins to be a life. Must be called within the runtime.
     pub fn began(self: &Arc<Self>, kernel: KernelNumber, name: &str, root: Root) {
         let mut inner = self.inner();
         if inner.source.is_none() {

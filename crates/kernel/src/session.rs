@@ -444,7 +444,6 @@ impl Session {
         match launched.result {
             Ok((life, facts)) => {
                 self.shared.pid.store(facts.pid, Ordering::Release);
-                self.launcher.oom.began(self.number, &self.options.id, life.root());
                 self.limits = limits::Watch::new(&self.options.limits).map(|watch| LimitWatch {
                     watch,
                     next: Instant::now(),
