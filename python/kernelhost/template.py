@@ -22,11 +22,10 @@ import sys
 import time
 from collections import deque
 
-from . import failures, fresh, searchpath, shells, wires
+from . import failures, fresh, searchpath, shells, warden, wires
 from .output import install
 from .runtime import introduction
 from .threadpools import Pools
-from .warden import OPT_OUT, TRACKER
 
 _CONTROL, _LIFELINE = 3, 4
 _WIRES_OF_A_LIFE = 6
@@ -421,7 +420,7 @@ class Template:
             except ChildProcessError:
                 break
             if pid == 0:
-                left = [pid for pid in _own_children() if not _is_spared(pid)]
+                left = [pid for pid in _own_children() if not warden.is_spared(pid)]
                 if not left:
                     break
                 for pid in left:
@@ -526,19 +525,6 @@ def _own_children():
             return [int(pid) for pid in listing.read().split()]
     except OSError:
         return []
-
-
-def _is_spared(pid):
-    """Whether what we have adopted outlives its host: it opted out, or cleans up after others and leaves by itself."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            variables = file.read().split(b"\0")
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            command = file.read()
-    except OSError:
-        return False
-    detached = any(each.startswith(OPT_OUT) and each != OPT_OUT for each in variables)
-    return detached or TRACKER in command
 
 
 def _close(descriptors):

@@ -8,8 +8,8 @@ import os
 import signal
 import time
 
-MARKER = b"KERNELHOST_LIFE="
-OPT_OUT = b"KERNELHOST_DETACHED="
+_MARKER = b"KERNELHOST_LIFE="
+_OPT_OUT = b"KERNELHOST_DETACHED="
 # The last two fields of a marker name the life; what is before them names the host.
 _FIELDS_OF_A_LIFE = 2
 _HOST_IS_GONE = 3
@@ -18,7 +18,7 @@ _QUIET_LOOKS = 3
 _SOBER_ROUNDS = 4
 _CROWD = 32
 # A tracker of multiprocessing removes what its processes have left in shared memory and then leaves by itself.
-TRACKER = b"multiprocessing.resource_tracker"
+_TRACKER = b"multiprocessing.resource_tracker"
 _TRACKER_SECONDS = 0.5
 
 
@@ -26,7 +26,7 @@ def watch():
     """Returns the exit code, when the host is gone and nothing of it is left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    host = host_of(os.environb[MARKER[:-1]])
+    host = host_of(os.environb[_MARKER[:-1]])
     while os.read(_HOST_IS_GONE, 64):
         pass
     return sweep(host)
@@ -96,10 +96,10 @@ def _belongs(pid, host, processes, verdicts):
             verdict = verdicts[pid]
             break
         path.append(pid)
-        variables = _read(f"/proc/{pid}/environ").split(b"\0")
-        if any(each.startswith(OPT_OUT) and each != OPT_OUT for each in variables):
+        variables = _variables_of(pid)
+        if has_opted_out(variables):
             break
-        if any(each.startswith(MARKER + host) for each in variables):
+        if any(each.startswith(_MARKER + host) for each in variables):
             verdict = True
             break
         pid = processes[pid][0]
@@ -108,9 +108,19 @@ def _belongs(pid, host, processes, verdicts):
     return verdict
 
 
+def is_spared(pid):
+    """Whether it outlives its host, or cleans up after others and leaves by itself."""
+    return has_opted_out(_variables_of(pid)) or is_tracker(pid)
+
+
+def has_opted_out(variables):
+    """Whether an environment says that its process outlives its host."""
+    return any(each.startswith(_OPT_OUT) and each != _OPT_OUT for each in variables)
+
+
 def is_tracker(pid):
     """Whether it is a resource tracker of multiprocessing."""
-    return TRACKER in _read(f"/proc/{pid}/cmdline")
+    return _TRACKER in _read(f"/proc/{pid}/cmdline")
 
 
 def send(pid, start, number):
@@ -128,6 +138,10 @@ def send(pid, start, number):
         pass
     finally:
         os.close(pidfd)
+
+
+def _variables_of(pid):
+    return _read(f"/proc/{pid}/environ").split(b"\0")
 
 
 def _read(path):

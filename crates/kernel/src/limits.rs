@@ -16,6 +16,7 @@ const LOOK_IDLE: Duration = Duration::from_secs(1);
 /// The share of the memory limit at which a warning is due, and the one below which the next may come, in per cent.
 const WARN_AT: u64 = 90;
 const WARN_AGAIN_BELOW: u64 = 80;
+/// What part of the limit a process that is alone may have beyond it.
 const ROOM: u64 = 8;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -118,8 +119,13 @@ pub fn cpu_time_is_up(limits: &Limits, status: &ExitStatus, usage: Option<&Resou
     };
     let used = usage.map(|usage| usage.user_ms + usage.system_ms);
     // The clock of the limit and the one of the usage do not agree to the last tick.
-    let up = used.is_some_and(|used| used + 100 >= limit * 1000);
-    let is_limit = *number == libc::SIGXCPU || *number == libc::SIGKILL && up;
+    let up = |used: u64| used + 100 >= limit * 1000;
+    // Either signal may come from somebody else.
+    let is_limit = match *number {
+        libc::SIGXCPU => used.is_none_or(up),
+        libc::SIGKILL => used.is_some_and(up),
+        _ => false,
+    };
     let told = used.map_or_else(String::new, |used| format!(" after {used} ms of CPU time"));
     is_limit.then(|| {
         (
@@ -217,6 +223,7 @@ mod tests {
             ..ResourceUsage::default()
         };
         assert!(cpu_time_is_up(&limits, &killed(libc::SIGXCPU), None).is_some());
+        assert!(cpu_time_is_up(&limits, &killed(libc::SIGXCPU), Some(&usage(10))).is_none());
         assert!(cpu_time_is_up(&limits, &killed(libc::SIGKILL), Some(&usage(2000))).is_some());
         assert!(cpu_time_is_up(&limits, &killed(libc::SIGKILL), Some(&usage(500))).is_none());
         assert!(cpu_time_is_up(&limits, &ExitStatus::Exited { code: 1 }, Some(&usage(9000))).is_none());
