@@ -60,7 +60,7 @@ test('the tarball holds what is needed and nothing else', (t) => {
   const { packed } = pack(root, temporaryFolder(t));
   const allowed = [
     /^(package\.json|README\.md|LICENSE|index\.js|index\.d\.ts)$/,
-    /^dist\/(cli\/)?[a-z-]+\.(js|d\.ts)$/,
+    /^dist\/((cli|monitor)\/)?[a-z-]+\.(js|d\.ts)$/,
     new RegExp(`^native/(native\\.cjs|native\\.d\\.cts|${addon.replaceAll('.', '\\.')})$`),
     /^python\/(boot\.py|kernelhost\/([a-z_]+\/)*[a-z_]+\.py)$/,
   ];

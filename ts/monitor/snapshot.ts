@@ -7,11 +7,11 @@
  * not. With hundreds of kernels the figures get older, not dearer; `usageAgeMs` says how old they are.
  */
 
-import { type IntervalHistogram, monitorEventLoopDelay } from 'node:perf_hooks';
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { ExitCause, ExitReason, ExitStatus } from '../exit-reason.ts';
 import type { KernelState, Usage } from '../kernel.ts';
 import type { RunningCell } from './calls.ts';
+import { LoopDelay } from './loop-delay.ts';
 
 /** Of the format. Fields may be added to a version; what is there keeps its meaning. */
 export const SNAPSHOT_VERSION = 1;
@@ -98,16 +98,13 @@ const RUNNING_WEIGHT = 8;
 /** Before anything that has been measured. */
 const NEVER = -1e12;
 
-/** How often the event loop is looked at; a look that is on time is counted as this much. */
-const LOOP_RESOLUTION_MS = 10;
-
 export class Sampler {
   readonly #kernels: () => readonly Watchable[];
   readonly #began = performance.now();
   readonly #figures = new WeakMap<Watchable, Figures>();
   readonly #measured = new WeakMap<Watchable, number>();
   readonly #inFlight = new Set<Watchable>();
-  #loop: IntervalHistogram | null = null;
+  #loop: LoopDelay | null = null;
   #taking: Promise<string> | null = null;
   #taken: { at: number; line: string } | null = null;
 
@@ -126,16 +123,13 @@ export class Sampler {
 
   /** Nobody asks any more. */
   rest(): void {
-    this.#loop?.disable();
+    this.#loop?.stop();
     this.#loop = null;
     this.#taken = null;
   }
 
   async #take(): Promise<string> {
-    if (this.#loop === null) {
-      this.#loop = monitorEventLoopDelay({ resolution: LOOP_RESOLUTION_MS });
-      this.#loop.enable();
-    }
+    this.#loop ??= new LoopDelay();
     await this.#measure();
     const line = `${JSON.stringify(this.#snapshot())}\n`;
     this.#taken = { at: performance.now(), line };
@@ -195,16 +189,10 @@ export class Sampler {
         pid: process.pid,
         uptimeMs: Math.round(performance.now() - this.#began),
         rssBytes: process.memoryUsage.rss(),
-        eventLoopDelayMs: this.#loopDelay(),
+        eventLoopDelayMs: Math.round((this.#loop?.take() ?? 0) * 10) / 10,
       },
       kernels: this.#kernels().map((kernel) => this.#kernelSnapshot(kernel)),
     };
-  }
-
-  #loopDelay(): number {
-    const most = (this.#loop?.max ?? 0) / 1e6;
-    this.#loop?.reset();
-    return Math.max(0, Math.round((most - LOOP_RESOLUTION_MS) * 10) / 10);
   }
 
   #kernelSnapshot(kernel: Watchable): KernelSnapshot {
