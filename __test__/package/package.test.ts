@@ -11,7 +11,7 @@ const root = join(import.meta.dirname, '../..');
 const platform = `linux-${process.arch}-gnu`;
 const addon = `kernelhost.${platform}.node`;
 const MAX_PACKED_BYTES = 2 * 1024 * 1024;
-const MAX_ADDON_BYTES = 1.5 * 1024 * 1024;
+const MAX_ADDON_BYTES = 1_750_000;
 const MAX_LOAD_MS = 30;
 
 interface Packed {
