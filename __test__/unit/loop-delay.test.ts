@@ -12,22 +12,21 @@ function block(): void {
   while (performance.now() < end);
 }
 
-test('a block in the instant after a look is told by the next look, once', async (t) => {
+test('a block in the instant after a look is told by the next look, once', (t) => {
   const delay = new LoopDelay();
   t.after(() => delay.stop());
-  await sleep(30);
   delay.take();
   block();
   assert.ok(delay.take() >= BLOCK_MS - 10);
-  assert.ok(delay.take() <= 0.1);
+  assert.ok(delay.take() < BLOCK_MS - 10);
 });
 
-test('a block between two looks is told by the second, whatever came after it', async (t) => {
+test('a block between two looks is told by the second, though the timer has fired since', async (t) => {
   const delay = new LoopDelay();
   t.after(() => delay.stop());
   delay.take();
-  await sleep(30);
   block();
-  await sleep(30);
+  // Timers fire in the order in which they are due, and the delay's own was due during the block.
+  await sleep(1);
   assert.ok(delay.take() >= BLOCK_MS - 10);
 });
