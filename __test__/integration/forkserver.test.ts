@@ -465,7 +465,10 @@ test('C35: a template that is stopped for a while harms no kernel, and a death m
   process.kill(template.pid, 'SIGSTOP');
   const [first, second, third] = kernels;
   assert.ok(first?.pid && second && third);
-  const call = first.execute('import time; time.sleep(600)');
+  const begun = Promise.withResolvers<void>();
+  const call = first.execute('print("ready", flush=True)\nimport time; time.sleep(600)', { onOutput: () => begun.resolve() });
+  // A call whose cell has not begun when its life ends is the next life's.
+  await within('the cell begins', begun.promise);
   const { pid } = first;
   process.kill(pid, 'SIGKILL');
   await assert.rejects(within('the pending call', call, 1_500), { code: 'ERR_KERNEL_DIED' });

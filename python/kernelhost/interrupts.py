@@ -141,8 +141,8 @@ class Interrupts:
         ids = self._arrived()
         cell = self.cell
         if ids:
-            if len(ids) > 1:
-                self.surplus = len(ids) - 1
+            if len(ids) > 1 or self.surplus:
+                self.surplus += len(ids) - 1
                 self.surplus_until = time.monotonic() + _SURPLUS_SECONDS
             if not cell or cell not in ids:
                 self.early = max(ids)

@@ -1,10 +1,45 @@
 import os
 import random
 import signal
+import sys
 import time
+import unittest
+from pathlib import Path
 
 import driver
 from kernel_case import KernelCase
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from kernelhost import interrupts
+
+
+class SignalsAndIds(unittest.TestCase):
+    def setUp(self):
+        read, self.write = os.pipe()
+        before = signal.getsignal(signal.SIGINT)
+        self.interrupts = interrupts.Interrupts(read)
+        self.addCleanup(signal.signal, signal.SIGINT, before)
+        self.addCleanup(os.close, self.write)
+        self.addCleanup(os.close, read)
+
+    def told(self, ids, signals=1):
+        os.write(self.write, b"".join(cell.to_bytes(8, "little") for cell in ids))
+        for _ in range(signals):
+            self.interrupts.handler(signal.SIGINT, None)
+
+    def test_signals_that_are_still_to_come_for_ids_already_read_are_never_the_next_cells(self):
+        self.interrupts.begin(1)
+        self.told([1, 1])
+        self.told([1, 1, 1])
+        self.told([1])
+        self.interrupts.end()
+        self.interrupts.begin(2)
+        # Six ids, three signals so far.
+        self.told([], signals=3)
+        self.assertEqual(self.interrupts.pending, 0)
+        self.told([])
+        self.assertNotEqual(self.interrupts.pending, 0, "one more is from elsewhere")
 
 
 class Interrupts(KernelCase):
