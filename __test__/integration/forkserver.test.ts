@@ -466,7 +466,9 @@ test('C35: a template that is stopped for a while harms no kernel, and a death m
   const [first, second, third] = kernels;
   assert.ok(first?.pid && second && third);
   const begun = Promise.withResolvers<void>();
-  const call = first.execute('print("ready", flush=True)\nimport time; time.sleep(600)', { onOutput: () => begun.resolve() });
+  const call = first.execute('print("ready", flush=True)\nimport time; time.sleep(600)', {
+    onOutput: () => begun.resolve(),
+  });
   // A call whose cell has not begun when its life ends is the next life's.
   await within('the cell begins', begun.promise);
   const { pid } = first;

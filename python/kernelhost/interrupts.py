@@ -85,6 +85,8 @@ class Interrupts:
         self.cancel = None
         self.surplus = 0
         self.surplus_until = 0.0
+        self.deciding = False
+        self.again = False
         self.user_handler = None
         # One bound method, so that it can be recognised by identity.
         self.handler = self._on_sigint
@@ -137,26 +139,40 @@ class Interrupts:
             if len(data) < 4096:
                 return ids
 
-    def _on_sigint(self, _signum, frame):
+    def _origin(self):
+        """Whom one look at the pipe says the interrupt of the running cell is from; 0: it is not for that cell."""
         ids = self._arrived()
         cell = self.cell
-        if ids:
-            if len(ids) > 1 or self.surplus:
-                self.surplus += len(ids) - 1
-                self.surplus_until = time.monotonic() + _SURPLUS_SECONDS
-            if not cell or cell not in ids:
-                self.early = max(ids)
-                return
-            origin = _HOST
-        else:
+        if not ids:
             if self.surplus:
                 self.surplus -= 1
                 if time.monotonic() < self.surplus_until:
-                    return
+                    return 0
                 self.surplus = 0
-            if not cell:
-                return
-            origin = _ELSEWHERE
+            return _ELSEWHERE if cell else 0
+        if len(ids) > 1 or self.surplus:
+            self.surplus += len(ids) - 1
+            self.surplus_until = time.monotonic() + _SURPLUS_SECONDS
+        if cell and cell in ids:
+            return _HOST
+        self.early = max(ids)
+        return 0
+
+    def _on_sigint(self, _signum, frame):
+        # A signal that comes while one is decided would find the ids read and the decision not yet taken.
+        self.again = True
+        if self.deciding:
+            return
+        self.deciding = True
+        try:
+            origin = 0
+            while self.again:
+                self.again = False
+                origin = max(origin, self._origin())
+        finally:
+            self.deciding = False
+        if not origin:
+            return
         place = _place(frame)
         if place == _USER:
             self.strike(origin)

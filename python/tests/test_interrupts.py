@@ -41,6 +41,30 @@ class SignalsAndIds(unittest.TestCase):
         self.told([])
         self.assertNotEqual(self.interrupts.pending, 0, "one more is from elsewhere")
 
+    def test_a_signal_that_comes_while_another_is_decided_does_not_decide_for_it(self):
+        nested = [True]
+
+        class Nesting(interrupts.Interrupts):
+            def _arrived(self):
+                ids = super()._arrived()
+                if nested:
+                    nested.pop()
+                    self.handler(signal.SIGINT, sys._getframe())
+                return ids
+
+        struck = Nesting(self.interrupts.fd)
+        struck.begin(1)
+
+        @interrupts.gate
+        def user():
+            struck.handler(signal.SIGINT, sys._getframe())
+
+        os.write(self.write, (1).to_bytes(8, "little"))
+        with self.assertRaises(KeyboardInterrupt):
+            user()
+        self.assertEqual(nested, [])
+        self.assertTrue(struck.by_host)
+
 
 class Interrupts(KernelCase):
     def interrupt_when(self, life, code, printed="go", **how):
