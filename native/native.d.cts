@@ -40,6 +40,10 @@ export declare class NativeKernel {
   kill(request: number, signal: number): void
   /** Settles with `done`. */
   close(request: number, graceMs: number): void
+  /** Settles with `answer`. */
+  query(request: number, query: Query): void
+  /** The answer to a `call`: a header in JSON, and the bytes it announces. At most 64 MiB in all. */
+  returned(call: number, header: string, parts: Array<Buffer>): void
   /** Settles with `usage`. */
   usage(request: number): void
   /** A listener is done with this much of what `cell-output` events have brought. */
@@ -127,6 +131,10 @@ export type HostEvent =
   | { kind: 'state'; kernel: number; state: KernelState }
   | { kind: 'output'; kernel: number; output: Output }
   | { kind: 'cell-output'; request: number; output: Output; bytes: number }
+  | { kind: 'call'; kernel: number; call: number; /** The `execute` whose cell it comes from, if that is running. */
+    request: number | null; generation: number; name: string; /** Not null: input is asked for, and whether it is a secret. */
+  password: boolean | null; argsJson: string; placesJson: string; bytes: Buffer }
+  | { kind: 'call-aborted'; kernel: number; call: number }
   | { kind: 'warning'; kernel: number | null; code: string; message: string }
   | { kind: 'template'; template: TemplateInfo }
   | { kind: 'settled'; request: number; reply: Reply }
@@ -155,6 +163,10 @@ export interface KernelOptions {
   oomScoreAdj: number | null
   limits: Limits
   recovery: Recovery
+  /** Names of the functions that its cells can call. */
+  functions: Array<string>
+  /** Whether anybody answers `input()`. */
+  answersInput: boolean
 }
 
 export type KernelState = 'absent' | 'starting' | 'idle' | 'running' | 'ending' | 'closed'
@@ -206,6 +218,12 @@ export type Output =
 
 export type OutputStream = 'stdout' | 'stderr'
 
+/** A question about code; positions count code points. */
+export type Query =
+  | { kind: 'complete'; code: string; cursor: number }
+  | { kind: 'inspect'; code: string; cursor: number; detail: number }
+  | { kind: 'is-complete'; code: string }
+
 export interface Recovered {
   exit: ExitReason
   state: RecoveredState
@@ -228,6 +246,7 @@ export type Reply =
   | { kind: 'cell'; cell: Cell }
   | { kind: 'exit'; exit: ExitReason }
   | { kind: 'usage'; usage: Usage }
+  | { kind: 'answer'; json: string }
   | { kind: 'template'; template: TemplateInfo }
   | { kind: 'failed'; failure: Failure }
 

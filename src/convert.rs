@@ -88,6 +88,8 @@ impl From<dto::KernelOptions> for options::KernelOptions {
                 dto::Recovery::Restart => options::Recovery::Restart,
                 dto::Recovery::None => options::Recovery::None,
             },
+            functions: from.functions,
+            answers_input: from.answers_input,
         }
     }
 }
@@ -100,6 +102,16 @@ impl From<dto::CellRequest> for options::CellRequest {
             timeout: from.timeout_ms.map(from_ms),
             max_output_bytes: from.max_output_bytes.map(size),
             stream: from.stream,
+        }
+    }
+}
+
+impl From<dto::Query> for event::Query {
+    fn from(from: dto::Query) -> Self {
+        match from {
+            dto::Query::Complete { code, cursor } => Self::Complete { code, cursor },
+            dto::Query::Inspect { code, cursor, detail } => Self::Inspect { code, cursor, detail },
+            dto::Query::IsComplete { code } => Self::IsComplete { code },
         }
     }
 }
@@ -290,6 +302,7 @@ impl From<event::Failure> for dto::Failure {
             event::FailureCode::KernelBusy => "ERR_KERNEL_BUSY",
             event::FailureCode::KernelClosed => "ERR_KERNEL_CLOSED",
             event::FailureCode::KernelAbsent => "ERR_KERNEL_ABSENT",
+            event::FailureCode::QueryFailed => "ERR_QUERY_FAILED",
             event::FailureCode::Aborted => "ERR_ABORTED",
             event::FailureCode::Internal => "ERR_INTERNAL",
         };
@@ -311,6 +324,7 @@ impl From<event::Reply> for dto::Reply {
             event::Reply::Cell(cell) => Self::Cell { cell: (*cell).into() },
             event::Reply::Exit(exit) => Self::Exit { exit: (&*exit).into() },
             event::Reply::Usage(usage) => Self::Usage { usage: usage.into() },
+            event::Reply::Answer(json) => Self::Answer { json },
             event::Reply::Template(facts) => Self::Template {
                 template: template(facts, None),
             },
@@ -378,6 +392,24 @@ impl From<Event> for dto::HostEvent {
                 output: output.into(),
                 bytes,
             },
+            Event::Call {
+                kernel,
+                call,
+                request,
+                generation,
+                made,
+            } => Self::Call {
+                kernel,
+                call,
+                request,
+                generation,
+                name: made.name,
+                password: made.password,
+                args_json: made.args,
+                places_json: made.places,
+                bytes: made.bytes.into(),
+            },
+            Event::CallAborted { kernel, call } => Self::CallAborted { kernel, call },
             Event::Warning { kernel, code, message } => Self::Warning {
                 kernel,
                 code: code.to_owned(),

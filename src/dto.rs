@@ -2,6 +2,7 @@
 //!
 //! The names and their order are those of the core types; the generated `native.d.cts` is made from this file.
 
+use napi::bindgen_prelude::Buffer;
 use napi_derive::napi;
 
 #[napi(string_enum = "kebab-case")]
@@ -62,6 +63,10 @@ pub struct KernelOptions {
     pub oom_score_adj: Option<i32>,
     pub limits: Limits,
     pub recovery: Recovery,
+    /// Names of the functions that its cells can call.
+    pub functions: Vec<String>,
+    /// Whether anybody answers `input()`.
+    pub answers_input: bool,
 }
 
 /// Whole numbers; null: no limit.
@@ -81,6 +86,14 @@ pub struct CellRequest {
     pub max_output_bytes: Option<f64>,
     /// Whether `cell-output` events are wanted.
     pub stream: bool,
+}
+
+/// A question about code; positions count code points.
+#[napi(discriminant = "kind", discriminant_case = "kebab-case", object_to_js = false)]
+pub enum Query {
+    Complete { code: String, cursor: u32 },
+    Inspect { code: String, cursor: u32, detail: u32 },
+    IsComplete { code: String },
 }
 
 #[napi(string_enum = "kebab-case")]
@@ -324,12 +337,28 @@ pub struct Failure {
 #[expect(clippy::large_enum_variant, reason = "made once and converted at once")]
 pub enum Reply {
     Done,
-    Life { life: Life },
-    Cell { cell: Cell },
-    Exit { exit: ExitReason },
-    Usage { usage: Usage },
-    Template { template: TemplateInfo },
-    Failed { failure: Failure },
+    Life {
+        life: Life,
+    },
+    Cell {
+        cell: Cell,
+    },
+    Exit {
+        exit: ExitReason,
+    },
+    Usage {
+        usage: Usage,
+    },
+    /// To a query, as JSON text.
+    Answer {
+        json: String,
+    },
+    Template {
+        template: TemplateInfo,
+    },
+    Failed {
+        failure: Failure,
+    },
 }
 
 #[napi(
@@ -362,6 +391,24 @@ pub enum HostEvent {
         request: u32,
         output: Output,
         bytes: u32,
+    },
+    /// Answered by `returned`.
+    Call {
+        kernel: u32,
+        call: u32,
+        /// The `execute` whose cell it comes from, if that is running.
+        request: Option<u32>,
+        generation: u32,
+        name: String,
+        /// Not null: input is asked for, and whether it is a secret.
+        password: Option<bool>,
+        args_json: String,
+        places_json: String,
+        bytes: Buffer,
+    },
+    CallAborted {
+        kernel: u32,
+        call: u32,
     },
     Warning {
         kernel: Option<u32>,

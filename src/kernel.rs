@@ -1,10 +1,11 @@
 //! `NativeKernel`.
 
 use kernelhost_kernel::host::Kernel;
+use napi::bindgen_prelude::Buffer;
 use napi_derive::napi;
 
 use crate::convert::{from_ms, size};
-use crate::dto::{CellRequest, KernelState};
+use crate::dto::{CellRequest, KernelState, Query};
 
 /// A handle to one kernel of a host.
 #[napi]
@@ -75,6 +76,24 @@ impl NativeKernel {
     #[napi(catch_unwind)]
     pub fn close(&self, request: u32, grace_ms: f64) {
         self.kernel.close(request, from_ms(grace_ms));
+    }
+
+    /// Settles with `answer`.
+    #[napi(catch_unwind)]
+    pub fn query(&self, request: u32, query: Query) {
+        self.kernel.query(request, query.into());
+    }
+
+    /// The answer to a `call`: a header in JSON, and the bytes it announces. At most 64 MiB in all.
+    #[napi(catch_unwind)]
+    pub fn returned(&self, call: u32, header: String, parts: Vec<Buffer>) {
+        let length = u32::try_from(header.len()).unwrap_or(u32::MAX).to_le_bytes();
+        let parts = parts.iter().map(AsRef::as_ref);
+        let payload: Vec<&[u8]> = [length.as_slice(), header.as_bytes()]
+            .into_iter()
+            .chain(parts)
+            .collect();
+        self.kernel.returned(call, payload.concat());
     }
 
     /// Settles with `usage`.

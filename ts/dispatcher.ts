@@ -17,7 +17,7 @@ import { attempt } from './rethrow.ts';
 export type OutputSink = (output: NativeOutput, bytes: number) => void;
 
 type EventOf<Kind extends NativeHostEvent['kind']> = Extract<NativeHostEvent, { kind: Kind }>;
-export type KernelEvent = EventOf<'started' | 'exited' | 'state' | 'output'>;
+export type KernelEvent = EventOf<'started' | 'exited' | 'state' | 'output' | 'call' | 'call-aborted'>;
 export type HostOnlyEvent = EventOf<'template' | 'warning'>;
 
 /** What the host and its kernels do with events that answer no request. */

@@ -12,6 +12,7 @@ export {
   UnsupportedPlatformError,
 } from './errors.ts';
 export type { ExitCause, ExitReason, ExitStatus, LeftoverProcess, Leftovers } from './exit-reason.ts';
+export type { HostCallContext, HostCallHandler, InputHandler } from './host-calls.ts';
 export { Kernel, type KernelEvents, type KernelState, type Usage, type Warning } from './kernel.ts';
 export { KernelHost, type KernelHostEvents, type TemplateInfo } from './kernel-host.ts';
 export type {
@@ -22,5 +23,6 @@ export type {
   Limits,
   StartOptions,
 } from './options.ts';
+export type { Completeness, Completion, Inspection } from './queries.ts';
 export type { CellResult, Display, Life, MimeBundle, Output, Recovered } from './result.ts';
 export type { CellStream } from './stream.ts';

@@ -79,13 +79,14 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
   /** A kernel handle. Nothing starts until `start()` or the first `execute()`. */
   kernel(options: KernelOptions = {}): Kernel {
     this.#mustBeOpen();
-    const read = readKernelOptions('', options, this.#defaults, process.env);
+    const { native, handlers } = readKernelOptions('', options, this.#defaults, process.env);
     const number = ++this.#lastKernel;
     const id = `kernel-${number}`;
     let handle: Member['handle'] = () => {};
     const kernel = new Kernel({
       id,
-      native: this.#native.kernel(number, { id, ...read }),
+      native: this.#native.kernel(number, { id, ...native }),
+      handlers,
       dispatcher: this.#dispatcher,
       watched: this.#monitor !== null,
       listen: (given) => {

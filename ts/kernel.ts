@@ -10,19 +10,32 @@ import type { Dispatcher, KernelEvent, OutputSink } from './dispatcher.ts';
 import { InvalidOptionError, KernelHostError } from './errors.ts';
 import { type ExitReason, toExitReason } from './exit-reason.ts';
 import { expectReply, type ReplyOf } from './failure.ts';
+import { type Handlers, HostCalls } from './host-calls.ts';
 import { Calls } from './monitor/calls.ts';
 import type { Glance } from './monitor/snapshot.ts';
-import type { NativeKernel, NativeReply } from './native.ts';
+import type { NativeKernel, NativeQuery, NativeReply } from './native.ts';
 import {
   type Cell,
   type CloseOptions,
   type ExecuteOptions,
   readCell,
   readClose,
+  readDetail,
+  readPlace,
   readStart,
   type StartOptions,
 } from './options.ts';
 import { OutputQueue } from './output-queue.ts';
+import {
+  type Completeness,
+  type Completion,
+  completeQuery,
+  type Inspection,
+  inspectQuery,
+  toCompleteness,
+  toCompletion,
+  toInspection,
+} from './queries.ts';
 import { type CellResult, type Life, type Output, toCellResult, toLife, toOutput } from './result.ts';
 import { signalNumber } from './signals.ts';
 import { type CellStream, OutputStream } from './stream.ts';
@@ -56,6 +69,7 @@ export interface KernelEvents {
 export interface KernelParts {
   id: string;
   native: NativeKernel;
+  handlers: Handlers;
   dispatcher: Dispatcher;
   /** Whether anybody may ask for `glance()`. */
   watched: boolean;
@@ -71,6 +85,7 @@ export class Kernel extends EventEmitter<KernelEvents> {
   readonly #dispatcher: Dispatcher;
   readonly #closed: () => void;
   readonly #credit: Credit;
+  readonly #hostCalls: HostCalls;
   readonly #calls: Calls | null;
   #lastExit: ExitReason | null = null;
   #lastExitAt = new Date(0);
@@ -89,6 +104,9 @@ export class Kernel extends EventEmitter<KernelEvents> {
     this.#calls = parts.watched ? new Calls() : null;
     this.#credit = new Credit((bytes) => {
       if (!this.#dispatcher.ended) this.#native.credit(bytes);
+    });
+    this.#hostCalls = new HostCalls(this, parts.handlers, (call, header, bytes) => {
+      if (!this.#dispatcher.ended) this.#native.returned(call, header, bytes);
     });
     parts.listen((event) => this.#handle(event));
     this.#watchListeners();
@@ -158,6 +176,11 @@ export class Kernel extends EventEmitter<KernelEvents> {
     Error.captureStackTrace(begun, this.stream);
     return new OutputStream((push) => {
       if (cell.signal?.aborted === true) return { result: Promise.reject(cell.signal.reason), cancel: () => {} };
+      try {
+        this.#hostCalls.mayRun();
+      } catch (error) {
+        return { result: Promise.reject(error), cancel: () => {} };
+      }
       const { request, reply } = this.#run(cell, push);
       return { result: this.#streamResult(reply, cell.signal, begun), cancel: () => this.#native.cancel(request) };
     }, this.#credit.add);
@@ -187,6 +210,25 @@ export class Kernel extends EventEmitter<KernelEvents> {
     const { graceMs } = readClose(options);
     this.#closing ??= this.#close(graceMs);
     await this.#closing;
+  }
+
+  /** What could stand at the cursor. While a cell runs, only where that awaits something; else ERR_KERNEL_BUSY, soon. */
+  async complete(code: string, cursor: number): Promise<Completion> {
+    readPlace(code, cursor);
+    return toCompletion(await this.#query(completeQuery(code, cursor)), code);
+  }
+
+  /** What is known about the name at the cursor. `detail` 1: with its source. */
+  async inspect(code: string, cursor: number, detail: 0 | 1 = 0): Promise<Inspection> {
+    readPlace(code, cursor);
+    readDetail(detail);
+    return toInspection(await this.#query(inspectQuery(code, cursor, detail)));
+  }
+
+  /** Whether the code can be run as it is, or wants more lines. */
+  async isComplete(code: string): Promise<Completeness> {
+    readPlace(code, 0);
+    return toCompleteness(await this.#query({ kind: 'is-complete', code }));
   }
 
   async usage(): Promise<Usage> {
@@ -228,11 +270,19 @@ export class Kernel extends EventEmitter<KernelEvents> {
     return this;
   }
 
+  async #query(query: NativeQuery): Promise<string> {
+    const { reply } = this.#dispatcher.ask((request) => this.#native.query(request, query));
+    return this.#expect(await reply, 'answer').json;
+  }
+
   #run(cell: Cell, sink: OutputSink | null): { request: number; reply: Promise<NativeReply> } {
+    this.#hostCalls.mayRun();
     const { request, reply } = this.#dispatcher.ask(
       (request) => this.#native.execute(request, { ...cell.request, stream: sink !== null }),
       sink,
     );
+    const over = this.#hostCalls.began(request);
+    if (over !== null) void reply.then(over);
     if (this.#calls !== null) {
       const calls = this.#calls;
       calls.made(request, cell.request.code);
@@ -334,6 +384,12 @@ export class Kernel extends EventEmitter<KernelEvents> {
         break;
       case 'output':
         this.emit('output', toOutput(event.output));
+        break;
+      case 'call':
+        this.#hostCalls.made(event);
+        break;
+      case 'call-aborted':
+        this.#hostCalls.aborted(event.call);
     }
   }
 

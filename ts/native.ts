@@ -21,6 +21,7 @@ export type NativeKernelOptions = generated.KernelOptions;
 export type NativeLife = generated.Life;
 export type NativeOutput = generated.Output;
 export type NativeStray = generated.Stray;
+export type NativeQuery = generated.Query;
 export type NativeReply = generated.Reply;
 export type NativeTemplateInfo = generated.TemplateInfo;
 export type EnvironmentVariable = generated.EnvironmentVariable;

@@ -8,6 +8,7 @@
 import { resolve } from 'node:path';
 import { kernelEnvironment } from './environment.ts';
 import { InvalidOptionError } from './errors.ts';
+import type { Handlers, HostCallHandler, InputHandler } from './host-calls.ts';
 import { resolveInterpreter } from './interpreter.ts';
 import { isTooLong } from './monitor/place.ts';
 import {
@@ -61,6 +62,13 @@ export interface KernelOptions {
   limits?: Limits | undefined;
   /** 'restart': the next call gets a new life. 'none': stay absent until start() is called. Default 'restart'. */
   recovery?: 'restart' | 'none' | undefined;
+  /**
+   * Functions that cells call: `kernelhost.call("name", args)`, `await kernelhost.acall(…)`, `kernelhost.tools.name(…)`.
+   * Given to a kernel, they replace those of `defaults` as a whole. Default: none.
+   */
+  onCall?: Readonly<Record<string, HostCallHandler>> | undefined;
+  /** Answers `input()` and `getpass()`. Default: they fail at once with an EOFError. */
+  onInput?: InputHandler | undefined;
 }
 
 export interface Limits {
@@ -117,9 +125,6 @@ const MAX_PROCESSES = 2 ** 22;
 
 const launches = ['auto', 'fork', 'spawn'] as const;
 const shells = ['auto', 'ipython', 'plain'] as const;
-
-/** Named in the plan and in no release yet: refused by name, so that nobody believes that they work. */
-const laterOptions = ['onCall', 'onInput'];
 
 /** A host's options in the addon's shape, and the defaults for its kernels. */
 export function readHostOptions(
@@ -178,7 +183,7 @@ export function readKernelOptions(
   options: KernelOptions,
   defaults: KernelOptions,
   daemon: NodeJS.ProcessEnv,
-): Omit<NativeKernelOptions, 'id'> {
+): { native: Omit<NativeKernelOptions, 'id'>; handlers: Handlers } {
   const read = new Reader(
     path,
     options,
@@ -194,12 +199,18 @@ export function readKernelOptions(
       'oomScoreAdj',
       'limits',
       'recovery',
+      'onCall',
+      'onInput',
     ],
     defaults,
   );
   if (read.value('recovery') === 'checkpoint') throw notYet(read.path('recovery'), "'checkpoint'");
   const cwd = read.text('cwd', { empty: false, path: true });
-  return {
+  const handlers = {
+    onCall: read.functions('onCall'),
+    onInput: read.callback('onInput') as InputHandler | undefined,
+  };
+  const native = {
     cwd: cwd === undefined ? workingDirectory() : resolve(cwd),
     environment: kernelEnvironment({ env: read.variables('env'), inheritEnv: read.inheritEnv() }, daemon),
     init: read.text('init') ?? null,
@@ -210,7 +221,22 @@ export function readKernelOptions(
     oomScoreAdj: read.integer('oomScoreAdj', -1000, 1000) ?? DEFAULT_OOM_SCORE_ADJ,
     limits: readLimits(read.path('limits'), read.value('limits') ?? {}),
     recovery: read.choice('recovery', ['restart', 'none'] as const, 'restart'),
+    functions: [...handlers.onCall.keys()],
+    answersInput: handlers.onInput !== undefined,
   };
+  return { native, handlers };
+}
+
+/** Code and a place in it, as `complete` and `inspect` take them. */
+export function readPlace(code: string, cursor: number): void {
+  if (typeof code !== 'string') throw invalid('code', code, 'a string of Python code');
+  if (!Number.isInteger(cursor) || cursor < 0 || cursor > code.length) {
+    throw invalid('cursor', cursor, `a whole number from 0 to the length of the code, ${code.length}`);
+  }
+}
+
+export function readDetail(detail: unknown): asserts detail is 0 | 1 {
+  if (detail !== 0 && detail !== 1) throw invalid('detail', detail, '0 or 1');
 }
 
 function readLimits(path: string, limits: unknown): NativeKernelOptions['limits'] {
@@ -381,9 +407,21 @@ class Reader {
     return value as ((...args: never[]) => unknown) | undefined;
   }
 
+  functions(name: string): Map<string, HostCallHandler> {
+    const value = this.#values[name] ?? {};
+    if (typeof value !== 'object' || value === null || Array.isArray(value)) {
+      throw invalid(this.path(name), value, 'an object of functions');
+    }
+    for (const [key, each] of Object.entries(value)) {
+      const path = `${this.path(name)}[${JSON.stringify(key)}]`;
+      if (key === '') throw invalid(path, each, 'a name that is not empty');
+      if (typeof each !== 'function') throw invalid(path, each, 'a function');
+    }
+    return new Map(Object.entries(value as Record<string, HostCallHandler>));
+  }
+
   #unknown(name: string, value: unknown, known: readonly string[]): InvalidOptionError {
     const path = this.path(name);
-    if (laterOptions.includes(name) && known.includes('recovery')) return notYet(path, describe(value));
     const close = nearest(name, known);
     const hint = close === null ? '' : ` Did you mean ${this.path(close)}?`;
     return new InvalidOptionError(

@@ -18,6 +18,7 @@ import type {
   NativeKernelOptions,
   NativeLife,
   NativeOutput,
+  NativeQuery,
   NativeReply,
 } from '../../ts/native.ts';
 import type { KernelHostOptions } from '../../ts/options.ts';
@@ -80,6 +81,12 @@ export class MockKernel implements NativeKernel {
   }
   close(request: number, graceMs: number): void {
     this.#note('close', request, { graceMs });
+  }
+  query(request: number, query: NativeQuery): void {
+    this.#note(query.kind, request);
+  }
+  returned(call: number, header: string): void {
+    this.#note(`returned ${header}`, call);
   }
   usage(request: number): void {
     this.#note('usage', request);

@@ -156,3 +156,13 @@ describe('a death', () => {
     assert.deepEqual(told, exit);
   });
 });
+
+test('a time limit that is up while the life leaves by exit() changes nothing about how it ended', async (t) => {
+  const kernel = startHost(t, { shell: 'plain', launch: 'spawn' }).kernel();
+  // It is deleted when the interpreter has already given its signals back.
+  const code = 'import time\nclass Slow:\n    def __del__(self, sleep=time.sleep): sleep(0.4)\nslow = Slow()\nexit(4)';
+  await kernel.start();
+  await assert.rejects(kernel.execute(code, { timeoutMs: 150 }), { code: 'ERR_KERNEL_DIED' });
+  assert.deepEqual(kernel.lastExit?.status, { kind: 'exited', code: 4 });
+  assert.equal(kernel.lastExit?.cause, 'exit-call');
+});

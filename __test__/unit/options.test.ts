@@ -5,7 +5,7 @@ import { nearest, readCell, readClose, readHostOptions, readKernelOptions, readS
 import { signalNumber } from '../../ts/signals.ts';
 
 function kernelOptions(options: unknown, defaults = {}) {
-  return readKernelOptions('', options as object, defaults, { PATH: '/bin' });
+  return readKernelOptions('', options as object, defaults, { PATH: '/bin' }).native;
 }
 
 function refused(task: () => unknown): { option: string; message: string } {
@@ -32,7 +32,26 @@ test('left-out options get their defaults', () => {
     oomScoreAdj: 500,
     limits: { memoryBytes: null, cpuSeconds: null, openFiles: null, processes: null },
     recovery: 'restart',
+    functions: [],
+    answersInput: false,
   });
+});
+
+test('the addon is told the names of functions, and whether there is anybody to answer input()', () => {
+  const defaults = { onCall: { search: () => 1 }, onInput: () => '' };
+  const read = readKernelOptions('', { onCall: { fetch: () => 2, constructor: () => 3 } }, defaults, {});
+  assert.deepEqual([read.native.functions, read.native.answersInput], [['fetch', 'constructor'], true]);
+  assert.equal(read.handlers.onInput, defaults.onInput);
+  assert.equal(read.handlers.onCall.get('toString'), undefined);
+  for (const [onCall, option] of [
+    [{ search: 1 }, 'onCall["search"]'],
+    [{ '': () => 1 }, 'onCall[""]'],
+    [[() => 1], 'onCall'],
+    ['search', 'onCall'],
+  ] as const) {
+    assert.equal(refused(() => kernelOptions({ onCall })).option, option);
+  }
+  assert.equal(refused(() => kernelOptions({ onInput: 'yes' })).option, 'onInput');
 });
 
 test('limits are read as a whole, and bad ones are refused by their path', () => {
@@ -76,17 +95,11 @@ test('an option that resembles none is refused with the list of those there are'
   assert.match(message, /given "red".*Options here: cwd, env,/);
 });
 
-for (const [name, value] of [
-  ['onCall', {}],
-  ['onInput', () => ''],
-  ['recovery', 'checkpoint'],
-] as const) {
-  test(`${name} is refused as not part of 0.1`, () => {
-    const { option, message } = refused(() => kernelOptions({ [name]: value }));
-    assert.equal(option, name);
-    assert.match(message, /not part of kernelhost 0\.1/);
-  });
-}
+test("recovery 'checkpoint' is refused as not part of 0.1", () => {
+  const { option, message } = refused(() => kernelOptions({ recovery: 'checkpoint' }));
+  assert.equal(option, 'recovery');
+  assert.match(message, /not part of kernelhost 0\.1/);
+});
 
 for (const [name, values] of Object.entries({
   startTimeoutMs: [0, -1, Number.NaN, Number.POSITIVE_INFINITY, 2 ** 31, '5', null, 5n],

@@ -9,7 +9,8 @@ Must not know: what a cell is.
 | the pipe names other cells only                         | nothing                                                |
 | inside a *gate*, or a frame called through one          | KeyboardInterrupt                                      |
 | the event loop waits for the cell, no user frame inside | the cell's task is cancelled                           |
-| inside a *wall*, or in our own code between gates       | kept, and raised when the next gate is entered         |
+| inside a *wall*, or in our own code between gates       | kept, and raised when the next gate is entered; inside |
+|                                                         | the event loop, the cell's task is cancelled then      |
 
 The decision is taken from the frames of the stack, not from a flag: there is no instant at which a flag lags behind.
 """
@@ -83,6 +84,8 @@ class Interrupts:
         self.struck = False
         self.by_host = False
         self.cancel = None
+        # Has what is kept looked at again in the event loop: a wall there may be followed by no gate.
+        self.remind = None
         self.surplus = 0
         self.surplus_until = 0.0
         self.deciding = False
@@ -107,13 +110,18 @@ class Interrupts:
         """A cell has ended; what came too late for it is dropped."""
         self.cell = 0
         self.pending = 0
-        self.cancel = None
+        self.cancel = self.remind = None
         installed = _signal.getsignal(_signal.SIGINT)
         if installed is not self.handler:
             # Between cells SIGINT must do nothing, so the cell's own handler rests until the next one.
             _signal.signal(_signal.SIGINT, self.handler)
             if callable(installed) and installed is not _signal.default_int_handler:
                 self.user_handler = installed
+
+    @staticmethod
+    def leave():
+        """The life leaves. An interpreter that shuts down gives SIGINT back its default, and would die of it."""
+        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
 
     def check(self):
         """Raises what was kept. Called where user code is about to go on."""
@@ -181,3 +189,5 @@ class Interrupts:
             self.cancel(origin)
         elif origin > self.pending:
             self.pending = origin
+            if self.remind is not None:
+                self.remind()

@@ -27,6 +27,8 @@ class Loop:
         self.current = None
         self.chosen = None
         self.originals = {}
+        # A descriptor that is watched while a cell awaits something, and what is done when it can be read.
+        self.attend = None
         when("asyncio", self._adopt_asyncio)
 
     def get(self):
@@ -108,7 +110,8 @@ class Loop:
             raise RuntimeError("a cell with await cannot run inside a running event loop")
         self._show_to_policy()
         task = loop.create_task(coroutine)
-        strike = self.interrupts.strike
+        interrupts = self.interrupts
+        strike = interrupts.strike
 
         def cancel(origin):
             def in_loop():
@@ -117,16 +120,26 @@ class Loop:
 
             loop.call_soon_threadsafe(in_loop)
 
-        self.interrupts.cancel = cancel
-        if self.interrupts.pending:
-            cancel(self.interrupts.pending)
-            self.interrupts.pending = 0
+        def look_again():
+            kept, interrupts.pending = interrupts.pending, 0
+            if kept and task.cancel():
+                strike(kept)
+
+        interrupts.remind = lambda: loop.call_soon_threadsafe(look_again)
+        interrupts.cancel = cancel
+        if interrupts.pending:
+            # After the first step: a task that is cancelled before it has begun tells its shell nothing.
+            interrupts.remind()
         futile = 0
         # A signal that comes just before the loop starts to wait has to end that wait.
         waker = getattr(loop, "_csock", None)
         before = _signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False) if waker is not None else -1
+        attended = None
         try:
             while not task.done():
+                if attended is not loop and self.attend is not None:
+                    attended = loop
+                    loop.add_reader(*self.attend)
                 try:
                     loop.run_until_complete(task)
                 except KeyboardInterrupt:
@@ -138,9 +151,11 @@ class Loop:
                     if futile > _FUTILE_ROUNDS or loop.is_closed() or os.getpid() != self.pid:
                         raise
         finally:
-            self.interrupts.cancel = None
+            interrupts.cancel = interrupts.remind = None
             if waker is not None:
                 _signal.set_wakeup_fd(before)
+            if attended is not None and not loop.is_closed():
+                loop.remove_reader(self.attend[0])
         return task.result()
 
     # Between cells

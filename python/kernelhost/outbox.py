@@ -1,7 +1,7 @@
 """What a life tells the host: displays, values and the ends of cells, in their right order with what is printed.
 
-Owns: the writing side of `requests`, the `calls` wire, barriers, and the value that waits for the end of its cell.
-Must not know: how code is run or formatted.
+Owns: the writing side of `requests`, and the value that waits for the end of its cell.
+Must not know: how code is run or formatted, how barriers are waited for (`calls`).
 """
 
 import os
@@ -53,14 +53,12 @@ def bundle_payload(extra, data, metadata):
 class Outbox:
     """Frames of one life to its host. Used from any thread; a forked child of the life uses it in vain."""
 
-    def __init__(self, requests, calls, interrupts):
+    def __init__(self, requests, calls):
         self.pid = os.getpid()
         self.main = get_ident()
         self.requests = requests
         self.calls = calls
-        self.interrupts = interrupts
         self.lock = RLock()
-        self.barrier = 0
         self.cell = 0
         self.value = None
 
@@ -96,51 +94,13 @@ class Outbox:
         self._send_and_wait(kind, payload)
 
     def _send_and_wait(self, kind, payload):
-        barrier = self._send_with_barrier(kind, payload)
-        self.await_barrier(barrier)
-        if get_ident() == self.main:
-            self.interrupts.check()
+        self.calls.wait(self._send_with_barrier(kind, payload))
 
     @wall
     def _send_with_barrier(self, kind, payload):
         with self.lock:
             self.requests.send(wires.frame(kind, self.cell, payload))
-            self.barrier += 1
-            self.calls.send(wires.frame(wires.BARRIER, self.barrier))
-            return self.barrier
-
-    def await_barrier(self, barrier):
-        """Waits for the host's answer. An interrupt may end the wait; the answer is then passed over later."""
-        import select
-
-        poll = select.poll()
-        poll.register(self.calls.fd, select.POLLIN)
-        while not self._passed(barrier):
-            poll.poll(200)
-
-    @wall
-    def _passed(self, barrier):
-        import select
-
-        with self.lock:
-            while self.passed < barrier:
-                try:
-                    found = self.calls.buffer.next_frame()
-                except wires.ProtocolError as error:
-                    # Not the cell's: it could catch it.
-                    wires.leave(error)
-                if found is not None:
-                    self.passed = found[1]
-                    continue
-                poll = select.poll()
-                poll.register(self.calls.fd, select.POLLIN)
-                if not poll.poll(0):
-                    return False
-                if not self.calls.fill():
-                    self.passed = 1 << 64
-            return True
-
-    passed = 0
+            return self.calls.barrier()
 
     # What the runtime says
 

@@ -7,7 +7,8 @@ import faulthandler
 import os
 import sys
 
-from . import failures, searchpath, shells, trackers, wires
+from . import api, failures, queries, searchpath, shells, trackers, wires
+from .calls import Calls
 from .interrupts import Interrupts
 from .loop import Loop
 from .outbox import Outbox
@@ -15,7 +16,7 @@ from .output import install
 
 _CPU_GRACE_SECONDS = 2
 _COLD_WIRES = (3, 4, 5, 6)
-_FROM_HOST = frozenset((wires.CONFIGURE, wires.EXECUTE, wires.SHUTDOWN))
+_FROM_HOST = queries.KINDS | {wires.CONFIGURE, wires.EXECUTE, wires.SHUTDOWN}
 
 
 class StartFailed(Exception):
@@ -48,11 +49,17 @@ class Life:
         self.pid = os.getpid()
         self.descriptors = (requests, calls, interrupts, lifeline)
         self.requests = wires.Wire(requests, _FROM_HOST)
-        self.calls = wires.Wire(calls, frozenset((wires.BARRIER_PASSED,)))
         self.interrupts = Interrupts(interrupts)
-        self.outbox = Outbox(self.requests, self.calls, self.interrupts)
+        self.calls = Calls(wires.Wire(calls, frozenset((wires.BARRIER_PASSED, wires.RETURNED))), self.interrupts)
+        self.outbox = Outbox(self.requests, self.calls)
         self.loop = Loop(self.interrupts)
+        self.loop.attend = (requests, self._attend)
+        # A frame that came while a cell was running.
+        self.postponed = None
         self.shell = None
+        # What the daemon's side offers: names of functions, and whether it answers `input()`.
+        self.functions = ()
+        self.answers_input = False
         # The code of `exit(code)`, once a cell has called it.
         self.leaving = None
 
@@ -115,13 +122,16 @@ class Life:
         shell.refresh()
         os.register_at_fork(after_in_child=self._after_fork_in_cell)
         trackers.let_outlive()
+        self.functions = tuple(configuration.get("functions") or ())
+        self.answers_input = configuration.get("input") is True
+        api.connect(self)
         set_limits(configuration.get("limits") or {})
         init = configuration.get("init")
         if init:
             # From here on code of the user's runs, and it must not run twice.
             self.outbox.send(wires.INIT_BEGINS, 0, None)
             outcome = shell.run(init, True)
-            self._leave_if_not_ours(outcome)
+            self.leave_if_not_ours(outcome)
             if outcome.error is not None:
                 raise StartFailed("init", outcome.error)
 
@@ -139,14 +149,18 @@ class Life:
                 self._execute(number, payload)
                 if self.leaving is not None:
                     return self._exit_code(number)
+            elif kind in queries.KINDS:
+                queries.answer(self, kind, number, payload)
             elif kind == wires.SHUTDOWN:
+                self.interrupts.leave()
                 return 0
             else:
                 raise wires.ProtocolError("a second configuration")
 
     def _receive(self):
         while True:
-            found = self.requests.buffer.next_frame()
+            found = self.postponed or self.requests.buffer.next_frame()
+            self.postponed = None
             if found is not None:
                 return found
             if self.loop.current is not None and self.loop.has_work():
@@ -160,11 +174,25 @@ class Life:
                         failures.print_report(error)
                     continue
                 if os.getpid() != self.pid:
-                    self._leave_if_not_ours(None)
+                    self.leave_if_not_ours(None)
                 if self.loop.current.is_closed():
                     continue
             if not self.requests.fill():
                 return None
+
+    def _attend(self):
+        """While a cell awaits something: questions are answered, anything else is kept until the cell is over."""
+        if not self.requests.fill():
+            os._exit(0)
+        while self.postponed is None:
+            found = self.requests.buffer.next_frame()
+            if found is None:
+                return
+            kind, number, payload = found
+            if kind in queries.KINDS:
+                queries.answer(self, kind, number, payload, in_cell=True)
+            else:
+                self.postponed = found
 
     def _execute(self, cell, payload):
         request = wires.object_of(payload)
@@ -175,11 +203,12 @@ class Life:
         interrupts.begin(cell)
         outcome = self.shell.run(code, silent)
         interrupts.end()
-        self._leave_if_not_ours(outcome)
+        self.leave_if_not_ours(outcome)
         if self.leaving is None:
             outbox.done(cell, outcome, interrupts.by_host)
 
     def _exit_code(self, cell):
+        self.interrupts.leave()
         code = self.leaving
         if not isinstance(code, int):
             print(code, file=sys.stderr)
@@ -190,7 +219,7 @@ class Life:
 
     # Children of cells
 
-    def _leave_if_not_ours(self, outcome):
+    def leave_if_not_ours(self, outcome):
         """What `os.fork()` in a cell left behind ends here: only one process may answer the host."""
         if os.getpid() == self.pid:
             return

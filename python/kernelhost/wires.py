@@ -10,9 +10,9 @@ VERSION = 1
 LIMIT = 64 * 1024 * 1024
 HEADER_SIZE = 16
 
-CONFIGURE, EXECUTE, SHUTDOWN = 1, 2, 3
-READY, START_FAILED, DISPLAY, CLEAR, VALUE, DONE, EXITING, INIT_BEGINS = 16, 17, 18, 19, 20, 21, 22, 23
-BARRIER, BARRIER_PASSED = 32, 33
+CONFIGURE, EXECUTE, SHUTDOWN, COMPLETE, INSPECT, IS_COMPLETE = 1, 2, 3, 4, 5, 6
+READY, START_FAILED, DISPLAY, CLEAR, VALUE, DONE, EXITING, INIT_BEGINS, ANSWER = 16, 17, 18, 19, 20, 21, 22, 23, 24
+BARRIER, BARRIER_PASSED, CALL, RETURNED, GIVEN_UP = 32, 33, 34, 35, 36
 PREPARE, FORK, RELEASE, ABANDON = 64, 65, 66, 67
 TEMPLATE_READY, TEMPLATE_FAILED, FORKED, FORK_FAILED, ENDED, RELEASED = 80, 81, 82, 83, 84, 85
 
@@ -98,6 +98,21 @@ def _codec():
 
 
 _encode, _decode = _codec()
+
+
+def strict_encoder(default):
+    """JSON text of what is JSON; anything else is given to `default`, which raises. No cycles are looked for."""
+    try:
+        import _json
+
+        encoder = _json.make_encoder(None, default, _json.encode_basestring, None, ":", ",", False, False, False)
+        encoder({"a": [1]}, 0)
+        return lambda thing: "".join(encoder(thing, 0))
+    except Exception:
+        import json
+
+        plain = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=default)
+        return plain.encode
 
 
 def without_nan(thing, depth=0):
@@ -225,3 +240,16 @@ class Wire:
             rest = memoryview(whole)[written:]
             while rest:
                 rest = rest[os.write(self.fd, rest) :]
+
+    def send_all(self, whole):
+        """The same on a descriptor that does not block."""
+        rest = memoryview(whole)
+        while rest:
+            try:
+                rest = rest[os.write(self.fd, rest) :]
+            except BlockingIOError:
+                import select
+
+                poll = select.poll()
+                poll.register(self.fd, select.POLLOUT)
+                poll.poll()

@@ -46,6 +46,10 @@ pub struct Configuration<'a> {
     pub shell: Shell,
     pub init: Option<&'a str>,
     pub oom_score_adj: Option<i32>,
+    /// Names that cells can call.
+    pub functions: &'a [String],
+    /// Whether anybody answers `input()`.
+    pub input: bool,
     pub limits: Rlimits,
 }
 

@@ -81,9 +81,9 @@ impl FrameSocket {
         if self.writable.is_none() { self.flush() } else { Ok(()) }
     }
 
-    /// Whether something that was sent waits for the peer to read.
-    pub fn has_unsent(&self) -> bool {
-        !self.unsent.is_empty()
+    /// How many frames wait for the peer to read.
+    pub fn unsent(&self) -> usize {
+        self.unsent.len()
     }
 
     /// The next frame; `Ok(None)` at the end of file. Loses nothing when its future is dropped. Sends what is queued meanwhile.

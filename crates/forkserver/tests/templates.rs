@@ -78,6 +78,8 @@ fn python() -> Option<String> {
 
 fn configuration(environment: &[(String, String)]) -> Vec<u8> {
     payload(&Configuration {
+        functions: &[],
+        input: false,
         protocol: PROTOCOL,
         generation: 1,
         cwd: None,

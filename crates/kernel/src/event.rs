@@ -13,8 +13,12 @@ use kernelhost_process::usage::LiveUsage;
 use crate::options::Shell;
 use crate::output::{Credit, Output};
 
+pub use crate::wire::{HostCall, Query};
+
 /// Chosen by the caller, never used twice in a host.
 pub type RequestId = u32;
+/// Number of a call into the daemon within its kernel.
+pub type CallNumber = u32;
 /// Number of a kernel in its host.
 pub type KernelNumber = u32;
 
@@ -47,6 +51,21 @@ pub enum Event {
         output: Output,
         bytes: u32,
     },
+    /// A cell, or something that a cell has left running, calls a function of the daemon's. Answered by `Kernel::returned`.
+    Call {
+        kernel: KernelNumber,
+        /// Never used twice in a kernel.
+        call: CallNumber,
+        /// Of the running cell it comes from, if it comes from that.
+        request: Option<RequestId>,
+        generation: u32,
+        made: HostCall,
+    },
+    /// The cell of a call was interrupted, or nobody waits for its answer any more.
+    CallAborted {
+        kernel: KernelNumber,
+        call: CallNumber,
+    },
     Warning {
         kernel: Option<KernelNumber>,
         code: &'static str,
@@ -69,6 +88,8 @@ pub enum Reply {
     Cell(Box<CellResult>),
     Exit(Arc<ExitReason>),
     Usage(LiveUsage),
+    /// To a query, as JSON.
+    Answer(String),
     Template(TemplateFacts),
     Failed(Box<Failure>),
 }
@@ -82,6 +103,8 @@ pub enum FailureCode {
     KernelClosed,
     /// There is no life, and this call does not start one.
     KernelAbsent,
+    /// Python could not answer a query.
+    QueryFailed,
     /// The caller gave up before anything ran.
     Aborted,
     /// A bug in kernelhost.

@@ -13,13 +13,14 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::event::{Event, Failure, FailureCode, KernelNumber, PublicState, Reply, RequestId, Sink};
+use crate::event::{CallNumber, Event, Failure, FailureCode, KernelNumber, PublicState, Reply, RequestId, Sink};
 use crate::launch::{Launcher, boot};
 use crate::oom_watch::OomWatch;
 use crate::options::{CellRequest, HostOptions, KernelOptions, LaunchMode};
 use crate::session::{Command, Session, Shared};
 use crate::state::Input;
 use crate::warden::Warden;
+use crate::wire::Query;
 
 /// How long `warm` waits for a template.
 const WARM_LIMIT: Duration = Duration::from_secs(30);
@@ -194,6 +195,15 @@ impl Kernel {
 
     pub fn close(&self, request: RequestId, grace: Duration) {
         self.post(Command::Input(Input::Close(request, grace)));
+    }
+
+    pub fn query(&self, request: RequestId, query: Query) {
+        self.post(Command::Query(request, query));
+    }
+
+    /// The answer to a call, as the payload of its frame. Dropped when nobody waits for it.
+    pub fn returned(&self, call: CallNumber, payload: Vec<u8>) {
+        self.post(Command::Returned(call, payload));
     }
 
     pub fn usage(&self, request: RequestId) {

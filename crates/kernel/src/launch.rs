@@ -21,7 +21,7 @@ use crate::oom_watch::OomWatch;
 use crate::options::{HostOptions, KernelOptions, LaunchMode};
 use crate::state::StartFailed;
 use crate::warden::Warden;
-use crate::wire::{Message, Ready};
+use crate::wire::{self, Message, Ready};
 
 /// A healthy template forks in a few milliseconds, and the fork is ready a few later; one that is not by now is stopped or
 /// hanging.
@@ -286,7 +286,11 @@ impl Attempt {
                 Ok(LifeEvent::Message(_)) => return Err(Problem::Broken("it answered before it was asked".to_owned())),
                 Ok(LifeEvent::Broken(why)) => return Err(Problem::Broken(why)),
                 Ok(LifeEvent::Ended) => return Err(Problem::Ended),
-                Ok(LifeEvent::Text(..)) => {}
+                Ok(LifeEvent::Call(id, _)) => {
+                    let why = "the kernel is still starting: code in init cannot call into the daemon";
+                    life.returned(id, &wire::refusal(why));
+                }
+                Ok(LifeEvent::Text(..) | LifeEvent::CallGivenUp(_)) => {}
             }
         }
     }
@@ -338,6 +342,8 @@ fn configuration(request: &Request, environment: &[(String, String)]) -> Vec<u8>
         shell: request.launcher.options.shell,
         init: kernel.init.as_deref(),
         oom_score_adj: kernel.oom_score_adj,
+        functions: &kernel.functions,
+        input: kernel.answers_input,
         limits: Rlimits {
             memory_bytes: kernel.limits.memory_bytes,
             cpu_seconds: kernel.limits.cpu_seconds,

@@ -9,10 +9,12 @@ pub mod options;
 pub mod output;
 
 mod aside;
+mod calls;
 mod launch;
 mod life;
 mod limits;
 mod oom_watch;
+mod queries;
 mod session;
 mod state;
 mod warden;

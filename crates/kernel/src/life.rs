@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::aside::aside;
 use crate::output::{Stream, Utf8Decoder};
-use crate::wire::{CellId, Heard, Message, Received, Wire};
+use crate::wire::{Called, CellId, Heard, HostCall, Message, Query, Received, Wire};
 
 /// How long a life may go on after it has closed its end of `requests`. A process that exits closes it a moment before its
 /// end can be seen; one that closes it and lives can never be spoken to again.
@@ -137,6 +137,9 @@ pub struct Life {
 
 pub enum LifeEvent {
     Message(Message),
+    Call(u64, HostCall),
+    /// Nobody waits for this call's answer any more.
+    CallGivenUp(u64),
     Text(Stream, String),
     Broken(String),
     /// The process has ended; `finish` tells how.
@@ -276,6 +279,19 @@ impl Life {
         self.wire.execute(cell, code, silent);
     }
 
+    pub fn query(&mut self, id: CellId, query: &Query, limit: Duration) {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let until = Duration::try_from(now).unwrap_or_default() + limit;
+        self.wire.query(id, query, until.as_secs_f64());
+    }
+
+    /// The answer to a call. One that nobody reads breaks the life.
+    pub fn returned(&mut self, call: u64, payload: &[u8]) {
+        if !self.wire.returned(call, payload) {
+            self.stopped_reading();
+        }
+    }
+
     pub fn shut_down(&mut self) {
         self.wire.shut_down();
     }
@@ -322,8 +338,8 @@ impl Life {
                 if let Some(barrier) = self.barrier.take()
                     && !self.wire.pass_barrier(barrier)
                 {
-                    self.broken = true;
-                    return LifeEvent::Broken("it asked for barriers and did not read the answers".to_owned());
+                    self.stopped_reading();
+                    continue;
                 }
             }
             let [stdout, stderr] = &self.outputs;
@@ -333,15 +349,22 @@ impl Life {
                 biased;
                 heard = self.wire.next(), if is_heard => match heard {
                     Heard::Message(Received::Message(message)) => self.take_message(message),
-                    Heard::Barrier(Received::Message(barrier)) => {
+                    Heard::Called(Received::Message(Called::Barrier(barrier))) => {
                         self.unawaited = self.unawaited.saturating_sub(1);
                         self.barrier = Some(barrier);
                     }
-                    Heard::Message(Received::Broken(error)) | Heard::Barrier(Received::Broken(error)) => {
+                    Heard::Called(Received::Message(Called::Call(id, call))) => {
+                        self.take_waiting_text();
+                        self.pending.push_back(LifeEvent::Call(id, call));
+                    }
+                    Heard::Called(Received::Message(Called::GivenUp(id))) => {
+                        self.pending.push_back(LifeEvent::CallGivenUp(id));
+                    }
+                    Heard::Message(Received::Broken(error)) | Heard::Called(Received::Broken(error)) => {
                         self.broken = true;
                         return broken(&error);
                     }
-                    Heard::Message(Received::EndOfFile) | Heard::Barrier(Received::EndOfFile) => {
+                    Heard::Message(Received::EndOfFile) | Heard::Called(Received::EndOfFile) => {
                         self.unreachable_at = Some(Instant::now() + UNREACHABLE);
                     }
                 },
@@ -358,6 +381,14 @@ impl Life {
                     return LifeEvent::Broken("it closed its wires and went on".to_owned());
                 }
             }
+        }
+    }
+
+    fn stopped_reading(&mut self) {
+        if !self.broken {
+            self.broken = true;
+            let why = "it asked for answers and did not read them".to_owned();
+            self.pending.push_back(LifeEvent::Broken(why));
         }
     }
 

@@ -70,6 +70,10 @@ pub struct KernelOptions {
     pub oom_score_adj: Option<i32>,
     pub limits: Limits,
     pub recovery: Recovery,
+    /// Names of the functions that its cells can call.
+    pub functions: Vec<String>,
+    /// Whether anybody answers `input()`.
+    pub answers_input: bool,
 }
 
 #[derive(Debug, Clone)]

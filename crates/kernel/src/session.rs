@@ -13,17 +13,19 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 use crate::aside::aside;
+use crate::calls::Calls;
 use crate::event::{
-    CellResult, CellStatus, Event, Failure, FailureCode, KernelNumber, LifeFacts, PublicState, Recovered, Reply,
-    RequestId, Sink,
+    CallNumber, CellResult, CellStatus, Event, Failure, FailureCode, KernelNumber, LifeFacts, PublicState, Recovered,
+    Reply, RequestId, Sink,
 };
 use crate::launch::{Launched, Launcher, Request, launch};
 use crate::life::{Finished, Life, LifeEvent};
 use crate::limits::{self, Judgement};
 use crate::options::{CellRequest, KernelOptions, Recovery};
 use crate::output::{Collected, Collector, CreditAccount, Output, Stream};
+use crate::queries::{self, Queries, Step};
 use crate::state::{Answer, Effect, Input, Machine, Policy, Timer, Verdict, Why};
-use crate::wire::{CellId, Done, Message};
+use crate::wire::{self, CellId, Done, HostCall, Message, Query};
 
 /// What the owner of a kernel may read at any time.
 #[derive(Debug)]
@@ -75,6 +77,9 @@ impl Shared {
 pub enum Command {
     Input(Input),
     Usage(RequestId),
+    Query(RequestId, Query),
+    /// The answer to a call into the daemon.
+    Returned(CallNumber, Vec<u8>),
     /// The host closes: the sender is dropped when this kernel is closed.
     CloseForHost(Duration, oneshot::Sender<()>),
 }
@@ -94,6 +99,8 @@ pub struct Session {
     launching: Option<Launching>,
     timers: Vec<(Instant, Timer)>,
     cell: Option<RunningCell>,
+    queries: Queries,
+    calls: Calls,
     limits: Option<LimitWatch>,
     events: Vec<Event>,
     closing_host: Vec<oneshot::Sender<()>>,
@@ -147,6 +154,8 @@ impl Session {
             launching: None,
             timers: Vec::new(),
             cell: None,
+            queries: Queries::default(),
+            calls: Calls::default(),
             limits: None,
             events: Vec::new(),
             closing_host: Vec::new(),
@@ -156,7 +165,10 @@ impl Session {
     /// Runs until every handle is gone, and then ends what is left.
     pub async fn run(mut self) {
         loop {
-            let next_timer = self.timers.iter().map(|(at, _)| *at).min();
+            self.step_queries();
+            self.flush();
+            let timers = self.timers.iter().map(|(at, _)| *at);
+            let next_timer = timers.chain(self.queries.next()).min();
             let read_output = !self.shared.credit.is_exhausted();
             let credit = self.shared.credit.clone();
             tokio::select! {
@@ -192,7 +204,19 @@ impl Session {
             self.hear_all_until_ended().await;
         }
         match command {
-            Command::Input(input) => self.apply(input),
+            Command::Input(input) => {
+                self.interrupt_query(&input);
+                self.apply(input);
+            }
+            Command::Query(request, query) => {
+                let now = Instant::now();
+                self.queries.ask(request, query, self.life_for_queries(), now);
+            }
+            Command::Returned(call, payload) => {
+                if let (Some(id), Some((life, _))) = (self.calls.returned(call), &mut self.life) {
+                    life.returned(id, &payload);
+                }
+            }
             Command::Usage(request) => self.usage(request),
             Command::CloseForHost(grace, closed) => {
                 self.closing_host.push(closed);
@@ -212,6 +236,12 @@ impl Session {
         match event {
             LifeEvent::Text(stream, text) => self.text(stream, text),
             LifeEvent::Message(message) => self.message(message),
+            LifeEvent::Call(id, call) => self.call(id, call),
+            LifeEvent::CallGivenUp(id) => {
+                if let Some(call) = self.calls.given_up(id) {
+                    self.abort_calls([call]);
+                }
+            }
             LifeEvent::Broken(why) => self.apply(Input::Broken(why)),
             LifeEvent::Ended => self.ended().await,
         }
@@ -244,10 +274,135 @@ impl Session {
                     )));
                 }
             }
+            Message::Answer(id, answer) => self.answered(id, answer),
             Message::Ready(_) | Message::InitBegins | Message::StartFailed(_) => {
                 self.apply(Input::Broken("it said twice how it started".to_owned()));
             }
         }
+    }
+
+    fn call(&mut self, id: u64, made: HostCall) {
+        let Some((life, facts)) = &mut self.life else { return };
+        match self.calls.made(id, &made) {
+            Ok(call) => {
+                let cell = self.cell.as_ref().filter(|cell| cell.id == made.cell);
+                self.events.push(Event::Call {
+                    kernel: self.number,
+                    call,
+                    request: cell.map(|cell| cell.request),
+                    generation: facts.generation,
+                    made,
+                });
+            }
+            Err(why) => life.returned(id, &wire::refusal(&why)),
+        }
+    }
+
+    fn abort_calls(&mut self, calls: impl IntoIterator<Item = CallNumber>) {
+        let kernel = self.number;
+        let aborted = calls.into_iter().map(|call| Event::CallAborted { kernel, call });
+        self.events.extend(aborted);
+    }
+
+    fn life_for_queries(&self) -> queries::Life {
+        match self.machine.public_state() {
+            PublicState::Starting => queries::Life::Awaited,
+            PublicState::Idle => queries::Life::Idle,
+            PublicState::Running => queries::Life::Busy,
+            PublicState::Absent | PublicState::Ending | PublicState::Closed => queries::Life::Absent,
+        }
+    }
+
+    fn step_queries(&mut self) {
+        let now = Instant::now();
+        let state = self.life_for_queries();
+        while let Some(step) = self.queries.step(state, now) {
+            match step {
+                Step::Send { query, limit } => {
+                    let Some((life, _)) = &mut self.life else { return };
+                    let id = self.machine.take_number();
+                    life.query(id, &query, limit);
+                    self.queries.sent(id, limit, state, now);
+                }
+                Step::Interrupt(id) => {
+                    if let Some((life, _)) = &self.life {
+                        life.interrupt(id);
+                    }
+                }
+                Step::TooLong(request, name, state) => {
+                    let why = if state == queries::Life::Busy {
+                        "a cell is running, and it does not await anything meanwhile"
+                    } else {
+                        "it goes on after an interrupt; restart() ends it"
+                    };
+                    let message = format!(
+                        "{name} on kernel \"{}\" was not answered in time: {why}.",
+                        self.options.id
+                    );
+                    self.fail(request, FailureCode::KernelBusy, message, None);
+                }
+                Step::Absent(request, name) => {
+                    let id = &self.options.id;
+                    let (code, message) = if self.machine.public_state() == PublicState::Closed {
+                        (FailureCode::KernelClosed, self.failure_message(&Why::Closed, None))
+                    } else {
+                        let message = format!("Kernel \"{id}\" has no life that {name} could ask. start() brings one.");
+                        (FailureCode::KernelAbsent, message)
+                    };
+                    self.fail(request, code, message, None);
+                }
+            }
+        }
+    }
+
+    /// An interrupt of a kernel that runs no cell is for the query that it answers.
+    fn interrupt_query(&mut self, input: &Input) {
+        if matches!(input, Input::Interrupt(_))
+            && self.machine.public_state() == PublicState::Idle
+            && let (Some(id), Some((life, _))) = (self.queries.interrupted(Instant::now()), &self.life)
+        {
+            life.interrupt(id);
+        }
+    }
+
+    fn answered(&mut self, id: CellId, answer: wire::Answer) {
+        match self.queries.answered(id) {
+            Ok(Some((request, name))) => match answer {
+                wire::Answer::Found(answer) => {
+                    let reply = Reply::Answer(answer);
+                    self.events.push(Event::Settled { request, reply });
+                }
+                wire::Answer::Failed { name: error, value } => {
+                    let colon = if value.is_empty() { "" } else { ": " };
+                    let message = format!(
+                        "{name} on kernel \"{}\" failed with {error}{colon}{value}",
+                        self.options.id
+                    );
+                    self.fail(request, FailureCode::QueryFailed, message, None);
+                }
+                wire::Answer::Late => {
+                    let message = format!("{name} on kernel \"{}\" was not answered in time.", self.options.id);
+                    self.fail(request, FailureCode::KernelBusy, message, None);
+                }
+            },
+            Ok(None) => {}
+            Err(queries::NotAsked) => {
+                self.apply(Input::Broken(format!("it answered query {id}, which it was not asked")));
+            }
+        }
+    }
+
+    fn fail(&mut self, request: RequestId, code: FailureCode, message: String, exit: Option<Arc<ExitReason>>) {
+        let stderr_tail = exit.as_ref().map(|exit| exit.stderr_tail.clone()).unwrap_or_default();
+        let failure = Failure {
+            code,
+            message,
+            exit,
+            partial: None,
+            stderr_tail,
+        };
+        let reply = Reply::Failed(Box::new(failure));
+        self.events.push(Event::Settled { request, reply });
     }
 
     fn text(&mut self, stream: Stream, text: String) {
@@ -422,6 +577,15 @@ impl Session {
         });
         // What JavaScript had not taken yet of this life's output does not hold the next one up.
         self.shared.credit.forgive();
+        let calls = self.calls.ended();
+        self.abort_calls(calls);
+        for (request, name) in self.queries.ended() {
+            let message = format!(
+                "{name} was not answered, because the life that was asked has ended. {}",
+                exit.message
+            );
+            self.fail(request, FailureCode::KernelDied, message, Some(exit.clone()));
+        }
         let effects = self.machine.on(Input::Ended(exit));
         self.perform(effects, partial);
     }
@@ -487,6 +651,8 @@ impl Session {
                     if let Some((life, _)) = &self.life {
                         life.interrupt(cell);
                     }
+                    let calls = self.calls.of_cell(cell);
+                    self.abort_calls(calls);
                 }
                 Effect::ShutDown => {
                     if let Some((life, _)) = &mut self.life {

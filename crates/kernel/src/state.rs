@@ -291,6 +291,12 @@ impl Machine {
         }
     }
 
+    /// A number that no cell has had or will have.
+    pub fn take_number(&mut self) -> CellId {
+        self.last_cell += 1;
+        self.last_cell
+    }
+
     /// One input, and what is to be done about it, in this order.
     pub fn on(&mut self, input: Input) -> Vec<Effect> {
         match input {

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use kernelhost_forkserver::frame::{Frame, FrameError};
 use kernelhost_forkserver::protocol::{PROTOCOL, PythonError, Shell, StartFailure, parse, payload};
 use kernelhost_forkserver::socket::{FrameSocket, Receives, SocketError};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -15,10 +16,16 @@ use crate::output::Output;
 /// Number of a cell within its kernel, from 1 upwards.
 pub type CellId = u64;
 
+/// Frames on `calls` that a life may leave unread: more than it may show and call at once.
+const MAX_UNREAD: usize = 8192;
+
 mod kind {
     pub const CONFIGURE: u16 = 1;
     pub const EXECUTE: u16 = 2;
     pub const SHUTDOWN: u16 = 3;
+    pub const COMPLETE: u16 = 4;
+    pub const INSPECT: u16 = 5;
+    pub const IS_COMPLETE: u16 = 6;
     pub const READY: u16 = 16;
     pub const START_FAILED: u16 = 17;
     pub const DISPLAY: u16 = 18;
@@ -27,8 +34,12 @@ mod kind {
     pub const DONE: u16 = 21;
     pub const EXITING: u16 = 22;
     pub const INIT_BEGINS: u16 = 23;
+    pub const ANSWER: u16 = 24;
     pub const BARRIER: u16 = 32;
     pub const BARRIER_PASSED: u16 = 33;
+    pub const CALL: u16 = 34;
+    pub const RETURNED: u16 = 35;
+    pub const GIVEN_UP: u16 = 36;
 }
 
 /// What a life says.
@@ -42,6 +53,48 @@ pub enum Message {
     Output(CellId, Output),
     Done(CellId, Done),
     Exiting(CellId, i32),
+    /// To a query.
+    Answer(CellId, Answer),
+}
+
+/// What a life says on `calls`.
+#[derive(Debug)]
+pub enum Called {
+    Barrier(u64),
+    Call(u64, HostCall),
+    /// Nobody waits for this call's answer any more.
+    GivenUp(u64),
+}
+
+/// A call of a function of the daemon's, or a request for a line of input.
+#[derive(Debug, PartialEq, Eq)]
+pub struct HostCall {
+    /// 0: of no cell.
+    pub cell: CellId,
+    pub name: String,
+    /// `Some`: input is asked for, and whether it is a secret.
+    pub password: Option<bool>,
+    /// JSON, with null in the places of bytes.
+    pub args: String,
+    /// JSON: for each run of bytes its place in `args` and its length.
+    pub places: String,
+    pub bytes: Vec<u8>,
+}
+
+/// A question about code.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Query {
+    Complete { code: String, cursor: u32 },
+    Inspect { code: String, cursor: u32, detail: u32 },
+    IsComplete { code: String },
+}
+
+/// What a life says to a query: JSON, or the exception that kept it from answering; neither when it came too late.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Answer {
+    Found(String),
+    Failed { name: String, value: String },
+    Late,
 }
 
 #[derive(Debug, Deserialize)]
@@ -101,17 +154,46 @@ impl Wire {
             .ok();
     }
 
+    /// `until`: when nobody waits for the answer any more, on the system's monotonic clock.
+    pub fn query(&mut self, id: CellId, query: &Query, until: f64) {
+        #[derive(Serialize)]
+        struct Payload<'a> {
+            code: &'a str,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            cursor: Option<u32>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            detail: Option<u32>,
+            until: f64,
+        }
+        let (kind, code, cursor, detail) = match query {
+            Query::Complete { code, cursor } => (kind::COMPLETE, code, Some(*cursor), None),
+            Query::Inspect { code, cursor, detail } => (kind::INSPECT, code, Some(*cursor), Some(*detail)),
+            Query::IsComplete { code } => (kind::IS_COMPLETE, code, None, None),
+        };
+        let payload = payload(&Payload {
+            code,
+            cursor,
+            detail,
+            until,
+        });
+        self.requests.send(kind, id, &payload, Vec::new()).ok();
+    }
+
+    /// False: it does not read what it is sent here, and there is more of that than anybody can wait for.
+    pub fn returned(&mut self, call: u64, payload: &[u8]) -> bool {
+        self.calls.send(kind::RETURNED, call, payload, Vec::new()).ok();
+        self.calls.unsent() <= MAX_UNREAD
+    }
+
     pub fn shut_down(&mut self) {
         self.requests.send(kind::SHUTDOWN, 0, &[], Vec::new()).ok();
     }
 
-    /// False: the answers before this one have not been read. Whoever asks waits for its answer, so nobody honest does that.
+    /// False: the answers before this one have not been read. Whoever asks waits for its answer, so nobody honest lets them
+    /// grow to that many.
     pub fn pass_barrier(&mut self, barrier: u64) -> bool {
-        if self.calls.has_unsent() {
-            return false;
-        }
         self.calls.send(kind::BARRIER_PASSED, barrier, &[], Vec::new()).ok();
-        true
+        self.calls.unsent() <= MAX_UNREAD
     }
 
     /// A message that has already arrived.
@@ -119,19 +201,26 @@ impl Wire {
         received(self.requests.receive_now(), read_message)
     }
 
-    /// The next message or the next barrier. Messages first: a barrier comes after the frame it belongs to.
+    /// The next on `requests` or on `calls`. Messages first: a barrier comes after the frame it belongs to.
     pub async fn next(&mut self) -> Heard {
         tokio::select! {
             biased;
             message = self.requests.receive() => Heard::Message(received(message, read_message)),
-            barrier = self.calls.receive() => Heard::Barrier(received(barrier, read_barrier)),
+            called = self.calls.receive() => Heard::Called(received(called, read_called)),
         }
     }
 }
 
 pub enum Heard {
     Message(Received<Message>),
-    Barrier(Received<u64>),
+    Called(Received<Called>),
+}
+
+/// The answer to a call that the daemon does not take.
+pub fn refusal(message: &str) -> Vec<u8> {
+    let header = payload(&serde_json::json!({"error": {"name": "Error", "message": message}}));
+    let length = u32::try_from(header.len()).unwrap_or(u32::MAX).to_le_bytes();
+    [&length[..], &header].concat()
 }
 
 fn received<T>(result: Result<Option<Frame>, SocketError>, read: fn(&Frame) -> Result<T, FrameError>) -> Received<T> {
@@ -145,12 +234,55 @@ fn received<T>(result: Result<Option<Frame>, SocketError>, read: fn(&Frame) -> R
     }
 }
 
-fn read_barrier(frame: &Frame) -> Result<u64, FrameError> {
-    if frame.kind == kind::BARRIER {
-        Ok(frame.id)
-    } else {
-        Err(FrameError::UnknownKind(frame.kind))
+fn read_called(frame: &Frame) -> Result<Called, FrameError> {
+    match frame.kind {
+        kind::BARRIER => Ok(Called::Barrier(frame.id)),
+        kind::CALL => read_call(frame).map(|call| Called::Call(frame.id, call)),
+        kind::GIVEN_UP => Ok(Called::GivenUp(frame.id)),
+        other => Err(FrameError::UnknownKind(other)),
     }
+}
+
+/// The one kind of payload that is not JSON alone: its length, a header in JSON, then the bytes that are part of the arguments.
+fn read_call(frame: &Frame) -> Result<HostCall, FrameError> {
+    #[derive(Deserialize)]
+    struct Header<'a> {
+        cell: CellId,
+        name: String,
+        password: Option<bool>,
+        #[serde(borrow)]
+        args: &'a RawValue,
+        #[serde(borrow)]
+        places: &'a RawValue,
+    }
+    let refused = |why: String| FrameError::Payload { kind: frame.kind, why };
+    let payload = frame.payload.as_slice();
+    let header = payload
+        .split_first_chunk::<4>()
+        .and_then(|(length, rest)| rest.split_at_checked(usize::try_from(u32::from_le_bytes(*length)).ok()?));
+    let Some((header, bytes)) = header else {
+        return Err(refused("its header is cut short".to_owned()));
+    };
+    let header: Header<'_> = serde_json::from_slice(header).map_err(|error| refused(error.to_string()))?;
+    let places: Vec<(Vec<IgnoredAny>, usize)> =
+        serde_json::from_str(header.places.get()).map_err(|error| refused(error.to_string()))?;
+    let announced = places
+        .iter()
+        .try_fold(0_usize, |sum, (_, length)| sum.checked_add(*length));
+    if announced != Some(bytes.len()) {
+        return Err(refused(format!(
+            "{} bytes came with it, and others were announced",
+            bytes.len()
+        )));
+    }
+    Ok(HostCall {
+        cell: header.cell,
+        name: header.name,
+        password: header.password,
+        args: header.args.get().to_owned(),
+        places: header.places.get().to_owned(),
+        bytes: bytes.to_vec(),
+    })
 }
 
 #[derive(Deserialize)]
@@ -185,6 +317,13 @@ struct DonePayload<'a> {
     error: Option<PythonError>,
 }
 
+#[derive(Deserialize)]
+struct AnswerPayload<'a> {
+    #[serde(borrow)]
+    answer: Option<&'a RawValue>,
+    error: Option<PythonError>,
+}
+
 #[derive(Deserialize, PartialEq)]
 #[serde(rename_all = "kebab-case")]
 enum DoneStatus {
@@ -210,7 +349,7 @@ fn read_message(frame: &Frame) -> Result<Message, FrameError> {
         if text.starts_with('{') {
             Ok(text.to_owned())
         } else {
-            let why = "a MIME bundle is not an object".to_owned();
+            let why = "what must be an object is none".to_owned();
             Err(FrameError::Payload { kind: frame.kind, why })
         }
     };
@@ -259,6 +398,15 @@ fn read_message(frame: &Frame) -> Result<Message, FrameError> {
                 error: done.error.map(error),
             };
             Message::Done(frame.id, done)
+        }
+        kind::ANSWER => {
+            let said: AnswerPayload<'_> = read(frame)?;
+            let answer = match (said.answer.map(bundle).transpose()?, said.error) {
+                (_, Some(PythonError { name, value, .. })) => Answer::Failed { name, value },
+                (Some(found), None) => Answer::Found(found),
+                (None, None) => Answer::Late,
+            };
+            Message::Answer(frame.id, answer)
         }
         kind::EXITING => Message::Exiting(frame.id, read::<ExitingPayload>(frame)?.code),
         other => return Err(FrameError::UnknownKind(other)),

@@ -44,6 +44,8 @@ fn saying() -> impl Strategy<Value = (u16, Value)> {
             )
         }),
         any::<i32>().prop_map(|code| (kind::EXITING, json!({"code": code}))),
+        (prop::option::of(bundle()), prop::option::of(error()))
+            .prop_map(|(answer, error)| (kind::ANSWER, json!({"answer": answer, "error": error}))),
     ]
     .prop_map(|(kind, mut object)| {
         object["unknown"] = json!([1, {"a": null}]);
@@ -92,7 +94,9 @@ fn fields(message: &Message) -> Value {
             "error": done.error.as_ref().map(output_fields),
         }),
         Message::Exiting(_, code) => json!({"code": code}),
-        Message::InitBegins => json!({}),
+        Message::Answer(_, Answer::Found(answer)) => json!({"answer": serde_json::from_str::<Value>(answer).unwrap()}),
+        Message::Answer(_, Answer::Late) => json!({"answer": null, "error": null}),
+        Message::Answer(_, Answer::Failed { .. }) | Message::InitBegins => json!({}),
     }
 }
 
@@ -115,7 +119,7 @@ proptest! {
         let mut said = said;
         let names: Vec<String> = said.as_object().unwrap().keys().cloned().collect();
         let name = &names[which.index(names.len())];
-        let may_be_absent = ["unknown", "pid", "displayId", "value", "error"].contains(&name.as_str());
+        let may_be_absent = ["unknown", "pid", "displayId", "value", "error", "answer"].contains(&name.as_str());
         // A bundle is handed on as it is.
         let is_bundle = ["data", "metadata"].contains(&name.as_str());
         prop_assume!(!(may_be_absent && (other.is_none() || name == "unknown" || name == "pid")));
@@ -130,14 +134,15 @@ proptest! {
 
     #[test]
     fn any_payload_is_understood_or_refused(
-        kind in prop_oneof![Just(32_u16), 16_u16..24, any::<u16>()],
+        kind in prop_oneof![32_u16..37, 16_u16..25, any::<u16>()],
         payload in prop_oneof![prop::collection::vec(any::<u8>(), 0..300), any::<String>().prop_map(String::into_bytes)],
     ) {
         let frame = Frame { kind, id: 1, payload };
         if let Err(error) = read_message(&frame) {
             prop_assert!(!error.to_string().is_empty());
         }
-        prop_assert_eq!(read_barrier(&frame).is_ok(), kind == kind::BARRIER);
+        let is_called = [kind::BARRIER, kind::GIVEN_UP].contains(&kind);
+        prop_assert_eq!(read_called(&frame).is_ok(), is_called || kind == kind::CALL && read_call(&frame).is_ok());
     }
 
     #[test]
@@ -154,6 +159,57 @@ proptest! {
             // What goes on to JavaScript as JSON is JSON.
             Ok(message) => drop(fields(&message)),
             Err(error) => prop_assert!(!error.to_string().is_empty()),
+        }
+    }
+}
+
+fn call_frame(header: &Value, bytes: &[u8]) -> Frame {
+    let header = serde_json::to_vec(header).unwrap();
+    let length = u32::try_from(header.len()).unwrap().to_le_bytes();
+    Frame {
+        kind: kind::CALL,
+        id: 3,
+        payload: [&length[..], &header, bytes].concat(),
+    }
+}
+
+proptest! {
+    #[test]
+    fn calls_are_understood_with_their_bytes(
+        cell in any::<u64>(),
+        name in text(),
+        args in bundle(),
+        password in prop::option::of(any::<bool>()),
+        parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..4),
+        surplus in 0_usize..2,
+    ) {
+        let places: Vec<Value> = parts.iter().map(|part| json!([["a", 0], part.len()])).collect();
+        let header = json!({"cell": cell, "name": name, "password": password, "args": args, "places": places, "x": 1});
+        let mut bytes = parts.concat();
+        bytes.resize(bytes.len() + surplus, 0);
+        let call = read_call(&call_frame(&header, &bytes));
+        prop_assert_eq!(call.is_ok(), surplus == 0);
+        if let Ok(call) = call {
+            prop_assert_eq!((call.cell, &call.name, call.password), (cell, &name, password));
+            prop_assert_eq!(serde_json::from_str::<Value>(&call.args).unwrap(), args);
+            prop_assert_eq!(call.bytes, bytes);
+        }
+    }
+
+    #[test]
+    fn a_mutated_call_is_understood_or_refused(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5),
+        length in any::<prop::sample::Index>(),
+    ) {
+        let header = json!({"cell": 1, "name": "f", "password": null, "args": [null], "places": [[[0], 3]]});
+        let mut frame = call_frame(&header, b"abc");
+        for (at, byte) in changes {
+            let at = at.index(frame.payload.len());
+            frame.payload[at] = byte;
+        }
+        frame.payload.truncate(length.index(frame.payload.len() + 1));
+        if let Err(error) = read_call(&frame) {
+            prop_assert!(!error.to_string().is_empty());
         }
     }
 }
@@ -208,9 +264,9 @@ proptest! {
             while heard.len() < frames.len() || passed.len() < barriers.len() {
                 match wire.next().await {
                     Heard::Message(Received::Message(message)) => heard.push(fields(&message)),
-                    Heard::Barrier(Received::Message(barrier)) => passed.push(barrier),
+                    Heard::Called(Received::Message(Called::Barrier(barrier))) => passed.push(barrier),
                     // The writer drops `requests` when it is done.
-                    Heard::Message(_) | Heard::Barrier(_) => break,
+                    Heard::Message(_) | Heard::Called(_) => break,
                 }
             }
             drop(writer.join().unwrap());

@@ -1,6 +1,7 @@
 """The two ways to run a cell: with IPython where it can be imported, and without.
 
-A shell has `name`, `run(code, silent) -> Outcome` and `refresh()`, which a forked life calls once.
+A shell has `name`, `run(code, silent) -> Outcome`, `refresh()`, which a forked life calls once, and three questions
+about code: `complete(code, cursor)`, `look_at(code, cursor, detail)` and `is_complete(code)`.
 Owns: the choice between them. Must not know: frames.
 """
 

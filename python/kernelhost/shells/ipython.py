@@ -369,6 +369,8 @@ class IPythonShell:
             error = result.error_before_exec or result.error_in_exec if result is not None else None
         except BaseException as raised:
             error = raised
+            if self.life.interrupts.struck and failures.is_cancellation(raised):
+                error = failures.as_interrupt(raised)
         failure = shell.failure
         if error is not None:
             if failure is None:
@@ -376,6 +378,37 @@ class IPythonShell:
             if isinstance(error, failures.LifeExit):
                 self.life.leaving = 0 if error.code is None else error.code
         return Outcome(shell.execution_count - 1, failure)
+
+    # Questions about code
+
+    def complete(self, code, cursor):
+        from IPython.core.completer import provisionalcompleter, rectify_completions
+
+        with provisionalcompleter():
+            found = list(rectify_completions(code, self.shell.Completer.completions(code, cursor)))
+        kinds = [
+            {"text": each.text, "start": each.start, "end": each.end, "type": each.type, "signature": each.signature}
+            for each in found
+        ]
+        return {
+            "matches": [each.text for each in found],
+            "start": found[0].start if found else cursor,
+            "end": found[0].end if found else cursor,
+            "metadata": {"types": kinds},
+        }
+
+    def look_at(self, code, cursor, detail):
+        from IPython.utils.tokenutil import token_at_cursor
+
+        name = token_at_cursor(code, cursor)
+        try:
+            data = self.shell.object_inspect_mime(name, detail_level=detail)
+        except KeyError:
+            return {"found": False, "data": {}}
+        return {"found": True, "data": data}
+
+    def is_complete(self, code):
+        return self.shell.check_complete(code)[0]
 
     def warm_up(self):
         """In the template: what the first cells of every kernel would otherwise load or build anew."""

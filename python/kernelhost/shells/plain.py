@@ -162,6 +162,23 @@ class PlainShell:
             sys.last_exc = error
         return failures.report_of(error)
 
+    # Questions about code
+
+    def complete(self, code, cursor):
+        from .lookup import complete
+
+        return complete(self.namespace, code, cursor)
+
+    def look_at(self, code, cursor, detail):
+        from .lookup import look_at
+
+        return look_at(self.namespace, code, cursor, detail)
+
+    def is_complete(self, code):
+        from .lookup import is_complete
+
+        return is_complete(code, self.futures)
+
     def display(self, *values, display_id=None, update=False, raw=False, metadata=None):
         """Shows values to the host. With `display_id`, a later call with `update=True` replaces what was shown."""
         if display_id is True:
