@@ -1,5 +1,6 @@
 /** The public API. */
 
+export type { ExecuteTrace, ExitMessage, StartTrace } from './diagnostics.ts';
 export {
   type ErrorCode,
   InvalidOptionError,
@@ -14,6 +15,19 @@ export {
 export type { ExitCause, ExitReason, ExitStatus, LeftoverProcess, Leftovers } from './exit-reason.ts';
 export { Kernel, type KernelEvents, type KernelState, type Usage, type Warning } from './kernel.ts';
 export { KernelHost, type KernelHostEvents, type TemplateInfo } from './kernel-host.ts';
+export {
+  type Notebook,
+  type NotebookCell,
+  type NotebookCodeCell,
+  type NotebookEntry,
+  type NotebookMarkdownCell,
+  type NotebookOptions,
+  type NotebookOutput,
+  type NotebookResult,
+  type NotebookText,
+  toNotebook,
+  toNotebookCell,
+} from './notebook.ts';
 export type {
   CloseOptions,
   ExecuteOptions,

@@ -79,7 +79,7 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
   /** A kernel handle. Nothing starts until `start()` or the first `execute()`. */
   kernel(options: KernelOptions = {}): Kernel {
     this.#mustBeOpen();
-    const read = readKernelOptions('', options, this.#defaults, process.env);
+    const { notebookBytes, ...read } = readKernelOptions('', options, this.#defaults, process.env);
     const number = ++this.#lastKernel;
     const id = `kernel-${number}`;
     let handle: Member['handle'] = () => {};
@@ -88,6 +88,7 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
       native: this.#native.kernel(number, { id, ...read }),
       dispatcher: this.#dispatcher,
       watched: this.#monitor !== null,
+      notebookBytes,
       listen: (given) => {
         handle = given;
       },

@@ -5,14 +5,25 @@
  */
 
 import { EventEmitter } from 'node:events';
+import { CellHistory } from './cell-history.ts';
 import { Credit } from './credit.ts';
+import {
+  type ExecuteTrace,
+  publishExit,
+  type StartTrace,
+  startsAreWatched,
+  type Trace,
+  traceExecute,
+  traceStart,
+} from './diagnostics.ts';
 import type { Dispatcher, KernelEvent, OutputSink } from './dispatcher.ts';
-import { InvalidOptionError, KernelHostError } from './errors.ts';
+import { InvalidOptionError, KernelHostError, KernelStartError } from './errors.ts';
 import { type ExitReason, toExitReason } from './exit-reason.ts';
 import { expectReply, type ReplyOf } from './failure.ts';
 import { Calls } from './monitor/calls.ts';
 import type { Glance } from './monitor/snapshot.ts';
 import type { NativeKernel, NativeReply } from './native.ts';
+import { type Notebook, toNotebook } from './notebook.ts';
 import {
   type Cell,
   type CloseOptions,
@@ -52,6 +63,13 @@ export interface KernelEvents {
   warning: [Warning];
 }
 
+/** A cell that was sent to the addon. */
+interface Run {
+  request: number;
+  reply: Promise<NativeReply>;
+  trace: Trace<CellResult, ExecuteTrace> | null;
+}
+
 /** @internal What a host gives to its kernels. */
 export interface KernelParts {
   id: string;
@@ -59,6 +77,8 @@ export interface KernelParts {
   dispatcher: Dispatcher;
   /** Whether anybody may ask for `glance()`. */
   watched: boolean;
+  /** What it may remember of its cells. */
+  notebookBytes: number;
   /** Takes what the kernel does with its events. */
   listen(handle: (event: KernelEvent) => void): void;
   /** Called once, when the kernel is closed. */
@@ -72,12 +92,16 @@ export class Kernel extends EventEmitter<KernelEvents> {
   readonly #closed: () => void;
   readonly #credit: Credit;
   readonly #calls: Calls | null;
+  readonly #history: CellHistory | null;
   #lastExit: ExitReason | null = null;
   #lastExitAt = new Date(0);
   /** The newest life that `started` has told of. */
   #life: Life | null = null;
   #lifeBegan = 0;
   #closing: Promise<void> | null = null;
+  /** The launch under way, while somebody watches lives begin. */
+  #launch: Trace<Life, StartTrace> | null = null;
+  #startsWatched = false;
 
   /** @internal */
   constructor(parts: KernelParts) {
@@ -87,6 +111,7 @@ export class Kernel extends EventEmitter<KernelEvents> {
     this.#dispatcher = parts.dispatcher;
     this.#closed = parts.closed;
     this.#calls = parts.watched ? new Calls() : null;
+    this.#history = parts.notebookBytes > 0 ? new CellHistory(parts.notebookBytes) : null;
     this.#credit = new Credit((bytes) => {
       if (!this.#dispatcher.ended) this.#native.credit(bytes);
     });
@@ -114,6 +139,7 @@ export class Kernel extends EventEmitter<KernelEvents> {
   async start(options: StartOptions = {}): Promise<Life> {
     const { signal } = readStart(options);
     signal?.throwIfAborted();
+    this.#watchStarts();
     const { request, reply } = this.#dispatcher.ask((request) => this.#native.start(request));
     const settled = await this.#cancelledBy(signal, request, reply);
     return toLife(this.#expect(settled, 'life', signal).life);
@@ -125,20 +151,20 @@ export class Kernel extends EventEmitter<KernelEvents> {
     cell.signal?.throwIfAborted();
     const { onOutput } = cell;
     if (onOutput === undefined) {
-      const { reply } = this.#run(cell, null);
-      const settled = await reply;
-      return this.#cellResult(settled, this.#life, cell.signal);
+      const run = this.#run(cell, null);
+      const settled = await run.reply;
+      return this.#cellResult(run, settled, this.#life, cell.signal);
     }
     const queue = new OutputQueue(onOutput, this.#credit.add);
     // A call is pending until its listener is done, also after the cell is over.
     const release = this.#dispatcher.hold();
     try {
-      const { reply } = this.#run(cell, queue.push);
-      const settled = await reply;
+      const run = this.#run(cell, queue.push);
+      const settled = await run.reply;
       // By the time the listener is done, another life may have started.
       const life = this.#life;
       await queue.drained();
-      return this.#cellResult(settled, life, cell.signal);
+      return this.#cellResult(run, settled, life, cell.signal);
     } finally {
       release();
     }
@@ -158,8 +184,8 @@ export class Kernel extends EventEmitter<KernelEvents> {
     Error.captureStackTrace(begun, this.stream);
     return new OutputStream((push) => {
       if (cell.signal?.aborted === true) return { result: Promise.reject(cell.signal.reason), cancel: () => {} };
-      const { request, reply } = this.#run(cell, push);
-      return { result: this.#streamResult(reply, cell.signal, begun), cancel: () => this.#native.cancel(request) };
+      const run = this.#run(cell, push);
+      return { result: this.#streamResult(run, cell.signal, begun), cancel: () => this.#native.cancel(run.request) };
     }, this.#credit.add);
   }
 
@@ -171,6 +197,7 @@ export class Kernel extends EventEmitter<KernelEvents> {
 
   /** Ends the life, if there is one, and starts the next. */
   async restart(): Promise<Life> {
+    this.#watchStarts();
     const { reply } = this.#dispatcher.ask((request) => this.#native.restart(request));
     return toLife(this.#expect(await reply, 'life').life);
   }
@@ -192,6 +219,11 @@ export class Kernel extends EventEmitter<KernelEvents> {
   async usage(): Promise<Usage> {
     const { reply } = this.#dispatcher.ask((request) => this.#native.usage(request));
     return this.#expect(await reply, 'usage').usage;
+  }
+
+  /** A Jupyter notebook of the cells that have run, as far as `notebookBytes` reached. Silent cells are not in it. */
+  toNotebook(): Notebook {
+    return this.#history?.toNotebook(this.#life) ?? toNotebook([], { life: this.#life });
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
@@ -228,17 +260,25 @@ export class Kernel extends EventEmitter<KernelEvents> {
     return this;
   }
 
-  #run(cell: Cell, sink: OutputSink | null): { request: number; reply: Promise<NativeReply> } {
-    const { request, reply } = this.#dispatcher.ask(
-      (request) => this.#native.execute(request, { ...cell.request, stream: sink !== null }),
-      sink,
-    );
+  #run(cell: Cell, sink: OutputSink | null): Run {
+    this.#watchStarts();
+    const trace = traceExecute(this, cell.request);
+    const ask = () =>
+      this.#dispatcher.ask(
+        (request) => this.#native.execute(request, { ...cell.request, stream: sink !== null }),
+        sink,
+      );
+    const { request, reply } = trace === null ? ask() : trace.begin(ask);
+    if (this.#history !== null && !cell.request.silent) {
+      const history = this.#history;
+      void reply.then((settled) => history.note(cell.request.code, settled, this.#life));
+    }
     if (this.#calls !== null) {
       const calls = this.#calls;
       calls.made(request, cell.request.code);
       void reply.then(() => calls.over(request));
     }
-    return { request, reply: this.#cancelledBy(cell.signal, request, reply) };
+    return { request, reply: this.#cancelledBy(cell.signal, request, reply), trace };
   }
 
   /**
@@ -254,14 +294,10 @@ export class Kernel extends EventEmitter<KernelEvents> {
     return reply.finally(() => signal.removeEventListener('abort', onAbort));
   }
 
-  async #streamResult(
-    reply: Promise<NativeReply>,
-    signal: AbortSignal | undefined,
-    begun: { stack?: string },
-  ): Promise<CellResult> {
-    const settled = await reply;
+  async #streamResult(run: Run, signal: AbortSignal | undefined, begun: { stack?: string }): Promise<CellResult> {
+    const settled = await run.reply;
     try {
-      return this.#cellResult(settled, this.#life, signal);
+      return this.#cellResult(run, settled, this.#life, signal);
     } catch (error) {
       if (error instanceof Error && error !== signal?.reason) {
         const frames = begun.stack?.split('\n').slice(1).join('\n') ?? '';
@@ -281,10 +317,17 @@ export class Kernel extends EventEmitter<KernelEvents> {
     this.#expect(settled, 'done');
   }
 
-  #cellResult(reply: NativeReply, life: Life | null, signal: AbortSignal | undefined): CellResult {
-    const { cell } = this.#expect(reply, 'cell', signal, life);
-    if (life === null) throw new KernelHostError('ERR_INTERNAL', 'bug in kernelhost: a result came before its life');
-    return toCellResult(cell, life);
+  #cellResult({ trace }: Run, reply: NativeReply, life: Life | null, signal: AbortSignal | undefined): CellResult {
+    try {
+      const { cell } = this.#expect(reply, 'cell', signal, life);
+      if (life === null) throw new KernelHostError('ERR_INTERNAL', 'bug in kernelhost: a result came before its life');
+      const result = toCellResult(cell, life);
+      trace?.done(result);
+      return result;
+    } catch (error) {
+      trace?.failed(error);
+      throw error;
+    }
   }
 
   /** The reply of the kind that was asked for, or the error. An abort gives the reason the caller aborted with. */
@@ -305,7 +348,12 @@ export class Kernel extends EventEmitter<KernelEvents> {
           : new DOMException('The stream was left before its cell began.', 'AbortError');
       }
     }
-    return expectReply(reply, kind, life);
+    try {
+      return expectReply(reply, kind, life);
+    } catch (error) {
+      if (error instanceof KernelStartError) this.#launchFailed(error);
+      throw error;
+    }
   }
 
   #noteExit(exit: ExitReason): void {
@@ -320,16 +368,20 @@ export class Kernel extends EventEmitter<KernelEvents> {
         this.#life = toLife(event.life);
         this.#lifeBegan = performance.now();
         this.#calls?.lifeStarted();
+        this.#launch?.done(this.#life);
+        this.#launch = null;
         this.emit('start', this.#life);
         break;
       case 'exited': {
         const exit = toExitReason(event.exit);
         this.#noteExit(exit);
         this.#lastExit = exit;
+        publishExit(this, exit);
         this.emit('exit', exit);
         break;
       }
       case 'state':
+        this.#traceLaunch(event.state as KernelState);
         this.emit('state', event.state as KernelState);
         break;
       case 'output':
@@ -337,24 +389,49 @@ export class Kernel extends EventEmitter<KernelEvents> {
     }
   }
 
+  /** Called before anything that may start a life: whoever watches lives begin has to be told of the state. */
+  #watchStarts(): void {
+    const watched = startsAreWatched();
+    if (watched === this.#startsWatched) return;
+    this.#startsWatched = watched;
+    this.#launch = null;
+    this.#watch({});
+  }
+
+  /** How a launch ends is told by what comes before the next state; a start that was given up has only that. */
+  #traceLaunch(state: KernelState): void {
+    if (this.#launch !== null) {
+      this.#launchFailed(new KernelStartError(`The start of kernel "${this.id}" was given up.`, null, ''));
+    }
+    if (state !== 'starting' || !this.#startsWatched) return;
+    this.#launch = traceStart(this);
+    this.#launch.begin(() => {});
+  }
+
+  #launchFailed(error: KernelStartError): void {
+    this.#launch?.failed(error);
+    this.#launch = null;
+  }
+
+  #watch(wanted: Partial<Record<'output' | 'state', boolean>>): void {
+    if (this.#dispatcher.ended) return;
+    this.#native.watch(
+      wanted.output ?? this.listenerCount('output') > 0,
+      wanted.state ?? (this.#startsWatched || this.listenerCount('state') > 0),
+    );
+  }
+
   /** Tells the addon which of the frequent events anybody listens to, so that the others never cross. */
   #watchListeners(): void {
-    const watch = (wanted: Partial<Record<'output' | 'state', boolean>>) => {
-      if (this.#dispatcher.ended) return;
-      this.#native.watch(
-        wanted.output ?? this.listenerCount('output') > 0,
-        wanted.state ?? this.listenerCount('state') > 0,
-      );
-    };
     // Node's own two events are not in our map of events.
     const untyped = this as unknown as EventEmitter;
     untyped.on('newListener', (name) => {
       // Comes before the listener is there to be counted.
-      if (name === 'output' || name === 'state') watch({ [name]: true });
+      if (name === 'output' || name === 'state') this.#watch({ [name]: true });
     });
     untyped.on('removeListener', (name) => {
-      if (name === 'output' || name === 'state') watch({});
+      if (name === 'output' || name === 'state') this.#watch({});
     });
-    watch({});
+    this.#watch({});
   }
 }

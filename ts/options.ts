@@ -55,6 +55,11 @@ export interface KernelOptions {
   stuck?: 'end' | 'wait' | undefined;
   /** Per stream of one cell; head and tail are kept. Default 1 MiB. */
   maxOutputBytes?: number | undefined;
+  /**
+   * What is remembered of the latest cells for `toNotebook()`: code and outputs, a character counted as a byte. Beyond it
+   * the oldest outputs go first, then the oldest cells. 0: nothing. Default 1 MiB.
+   */
+  notebookBytes?: number | undefined;
   /** How ready the Linux kernel is to take this process first when memory runs out, -1000 to 1000. Default 500. */
   oomScoreAdj?: number | undefined;
   /** What one life may take. Given to a kernel, they replace those of `defaults` as a whole. Default: no limits. */
@@ -100,6 +105,8 @@ export interface CloseOptions {
 const DEFAULT_START_TIMEOUT_MS = 30_000;
 const DEFAULT_INTERRUPT_GRACE_MS = 2_000;
 const DEFAULT_MAX_OUTPUT_BYTES = 1024 * 1024;
+/** Some hundred cells with a few figures. A daemon may have a hundred kernels for weeks. */
+const DEFAULT_NOTEBOOK_BYTES = 1024 * 1024;
 const DEFAULT_OOM_SCORE_ADJ = 500;
 const DEFAULT_CLOSE_GRACE_MS = 2_000;
 
@@ -178,7 +185,7 @@ export function readKernelOptions(
   options: KernelOptions,
   defaults: KernelOptions,
   daemon: NodeJS.ProcessEnv,
-): Omit<NativeKernelOptions, 'id'> {
+): Omit<NativeKernelOptions, 'id'> & { notebookBytes: number } {
   const read = new Reader(
     path,
     options,
@@ -191,6 +198,7 @@ export function readKernelOptions(
       'interruptGraceMs',
       'stuck',
       'maxOutputBytes',
+      'notebookBytes',
       'oomScoreAdj',
       'limits',
       'recovery',
@@ -207,6 +215,7 @@ export function readKernelOptions(
     interruptGraceMs: read.time('interruptGraceMs') ?? DEFAULT_INTERRUPT_GRACE_MS,
     stuck: read.choice('stuck', ['end', 'wait'] as const, 'end'),
     maxOutputBytes: read.integer('maxOutputBytes', 0, MAX_OUTPUT_BYTES) ?? DEFAULT_MAX_OUTPUT_BYTES,
+    notebookBytes: read.integer('notebookBytes', 0, Number.MAX_SAFE_INTEGER) ?? DEFAULT_NOTEBOOK_BYTES,
     oomScoreAdj: read.integer('oomScoreAdj', -1000, 1000) ?? DEFAULT_OOM_SCORE_ADJ,
     limits: readLimits(read.path('limits'), read.value('limits') ?? {}),
     recovery: read.choice('recovery', ['restart', 'none'] as const, 'restart'),
