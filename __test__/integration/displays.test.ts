@@ -4,8 +4,15 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { crc32, inflateSync } from 'node:zlib';
 import type { CellResult, Display, Kernel, KernelHostOptions, MimeBundle, Output } from 'kernelhost';
-import { json, ok } from '../fixtures/forkserver-look.ts';
-import { lacksLibraries, librariesPythonForTests, startHost, type TestContext } from '../helpers/index.ts';
+import { json, ok, writeModules } from '../fixtures/forkserver-look.ts';
+import {
+  hasModule,
+  lacksLibraries,
+  librariesPythonForTests,
+  startHost,
+  type TestContext,
+  temporaryFolder,
+} from '../helpers/index.ts';
 
 const shells = ['ipython', 'plain'] as const;
 type ShellName = (typeof shells)[number];
@@ -211,6 +218,17 @@ for (const shell of shells) {
       assert.ok((failed.error?.traceback.length ?? 0) > 0);
     }
     assert.equal((await ok(kernel, '6 * 7')).text?.trim(), '42');
+  });
+}
+
+for (const shell of hasModule('IPython') ? shells : (['plain'] as const)) {
+  test(`whatever goes by the name of matplotlib can be looked for and imported (${shell})`, async (t) => {
+    const folder = temporaryFolder(t);
+    writeModules(folder, { matplotlib: 'mine = True' });
+    const kernel = startHost(t, { shell }).kernel({ cwd: folder });
+    const looked = 'import importlib.util\nimportlib.util.find_spec("matplotlib").loader.get_source("matplotlib")';
+    assert.equal((await ok(kernel, looked)).text, "'mine = True'");
+    assert.equal((await ok(kernel, 'import matplotlib\nmatplotlib.mine')).text, 'True');
   });
 }
 
