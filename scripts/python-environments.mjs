@@ -2,6 +2,7 @@
 //
 //   .venv/3.13-ipython   IPython and, where there is a wheel, numpy
 //   .venv/3.13-plain     nothing installed
+//   .venv/3.14-libraries of the main Python only: IPython and what shows things in it, in versions that are known
 //   .venv/tools          ruff
 //   .venv/uv             uv itself, when PATH has none
 
@@ -10,6 +11,16 @@ import { basename } from 'node:path';
 import { at, isDone, markDone, must, output, run, Stop, say } from './project.mjs';
 
 const RUFF = 'ruff>=0.17,<0.18';
+const LIBRARIES = [
+  'ipython==9.18.1',
+  'numpy==2.5.5',
+  'matplotlib==3.11.2',
+  'pandas==3.1.1',
+  'tqdm==4.70.1',
+  'rich==15.0.0',
+  'nbformat==5.11.1',
+  'ipywidgets==8.1.9',
+];
 /** Raised when what is installed changes, so that environments made before are made again. */
 const RECIPE = '1';
 
@@ -17,6 +28,12 @@ const RECIPE = '1';
 export function testPythons() {
   const listed = (process.env.KERNELHOST_TEST_PYTHONS ?? '').split(',').filter((python) => python !== '');
   return (listed.length > 0 ? listed : ['python3']).map(describePython);
+}
+
+/** The one that the whole suite runs on: 3.14, because the story the project began with is about it; else the newest. */
+export function mainPython(pythons) {
+  const newestFirst = [...pythons].sort((a, b) => b.newness - a.newness);
+  return newestFirst.find(({ version }) => version === '3.14') ?? newestFirst[0];
 }
 
 /** @returns {{ executable: string, version: string, newness: number }} */
@@ -35,6 +52,7 @@ export function environmentsOf({ version }) {
   return {
     ipython: at('.venv', `${version}-ipython`, 'bin', 'python'),
     plain: at('.venv', `${version}-plain`, 'bin', 'python'),
+    libraries: at('.venv', `${version}-libraries`, 'bin', 'python'),
   };
 }
 
@@ -72,6 +90,28 @@ export async function prepareEnvironments(pythons) {
       say(`  no numpy for Python ${python.version}: tests that need it are skipped`);
     markDone(step, input);
   }
+  await prepareLibraries(mainPython(pythons));
+}
+
+/** Where a library has no wheel for this Python, the tests that need it are skipped; but not where all is to be tested. */
+async function prepareLibraries(python) {
+  const { libraries } = environmentsOf(python);
+  const input = `${LIBRARIES.join(' ')} ${python.executable}`;
+  const step = `python-${python.version}-libraries`;
+  if (isDone(step, input) && (existsSync(libraries) || !process.env.CI)) return;
+  say(`• Python ${python.version}: making a test environment with libraries that show things`);
+  const uv = await findUv();
+  const name = `${python.version}-libraries`;
+  await makeEnvironment(uv, python.executable, name);
+  const install = ['pip', 'install', '--quiet', '--compile-bytecode', '--only-binary', ':all:'];
+  const args = [...install, '--python', libraries, ...LIBRARIES];
+  if (process.env.CI) {
+    await must('Installing the libraries', uv, args);
+  } else if ((await run(uv, args, { quiet: true })) !== 0) {
+    say(`  not all of them can be had for Python ${python.version}: tests that need them are skipped`);
+    rmSync(at('.venv', name), { recursive: true, force: true });
+  }
+  markDone(step, input);
 }
 
 /** The path of ruff, installed when it is missing. */

@@ -8,18 +8,18 @@
 // | python/tests (unittest)            | yes         | yes                                        |
 // | the same without IPython           | yes         | –                                          |
 //
-// The main Python is 3.14 where it is among them, because the story the project began with is about it; else the newest.
+// The main Python is 3.14 where it is among them, else the newest.
 //
 // The whole suite on every version would take hours on two cores; what differs between versions is the runtime, and the
 // core files and the Python suite are about it. __test__/package has its own command, because it packs and installs.
 //
-// With paths, only these test files run, on the main Python. KERNELHOST_TEST_PYTHON and KERNELHOST_TEST_PYTHON_PLAIN
-// tell the tests which interpreters to use.
+// With paths, only these test files run, on the main Python. KERNELHOST_TEST_PYTHON, KERNELHOST_TEST_PYTHON_PLAIN
+// and KERNELHOST_TEST_PYTHON_LIBRARIES tell the tests which interpreters to use.
 
 import { existsSync, readdirSync } from 'node:fs';
 import { join, relative } from 'node:path';
 import { at, main, node, output, root, run, say } from './project.mjs';
-import { environmentsOf, testPythons } from './python-environments.mjs';
+import { environmentsOf, mainPython, testPythons } from './python-environments.mjs';
 import { allSteps, setUp } from './set-up.mjs';
 
 const outcomes = [];
@@ -27,7 +27,7 @@ const outcomes = [];
 main(async () => {
   await setUp(allSteps);
   const pythons = testPythons().sort((a, b) => b.newness - a.newness);
-  const primary = pythons.find(({ version }) => version === '3.14') ?? pythons[0];
+  const primary = mainPython(pythons);
   const others = pythons.filter((python) => python !== primary);
   const paths = process.argv.slice(2);
   if (paths.length > 0) {
@@ -56,8 +56,12 @@ main(async () => {
 });
 
 function pythonEnvironment(python) {
-  const { ipython, plain } = environmentsOf(python);
-  return { KERNELHOST_TEST_PYTHON: ipython, KERNELHOST_TEST_PYTHON_PLAIN: plain };
+  const { ipython, plain, libraries } = environmentsOf(python);
+  return {
+    KERNELHOST_TEST_PYTHON: ipython,
+    KERNELHOST_TEST_PYTHON_PLAIN: plain,
+    ...(existsSync(libraries) ? { KERNELHOST_TEST_PYTHON_LIBRARIES: libraries } : {}),
+  };
 }
 
 async function nodeSuite(name, files, python) {

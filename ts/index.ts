@@ -1,5 +1,6 @@
 /** The public API. */
 
+export type { ExecuteTrace, ExitMessage, StartTrace } from './diagnostics.ts';
 export {
   type ErrorCode,
   InvalidOptionError,
@@ -15,6 +16,19 @@ export type { ExitCause, ExitReason, ExitStatus, LeftoverProcess, Leftovers } fr
 export type { HostCallContext, HostCallHandler, InputHandler } from './host-calls.ts';
 export { Kernel, type KernelEvents, type KernelState, type Usage, type Warning } from './kernel.ts';
 export { KernelHost, type KernelHostEvents, type TemplateInfo } from './kernel-host.ts';
+export {
+  type Notebook,
+  type NotebookCell,
+  type NotebookCodeCell,
+  type NotebookEntry,
+  type NotebookMarkdownCell,
+  type NotebookOptions,
+  type NotebookOutput,
+  type NotebookResult,
+  type NotebookText,
+  toNotebook,
+  toNotebookCell,
+} from './notebook.ts';
 export type {
   CloseOptions,
   ExecuteOptions,

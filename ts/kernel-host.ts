@@ -79,7 +79,7 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
   /** A kernel handle. Nothing starts until `start()` or the first `execute()`. */
   kernel(options: KernelOptions = {}): Kernel {
     this.#mustBeOpen();
-    const { native, handlers } = readKernelOptions('', options, this.#defaults, process.env);
+    const { native, handlers, notebookBytes } = readKernelOptions('', options, this.#defaults, process.env);
     const number = ++this.#lastKernel;
     const id = `kernel-${number}`;
     let handle: Member['handle'] = () => {};
@@ -89,6 +89,7 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
       handlers,
       dispatcher: this.#dispatcher,
       watched: this.#monitor !== null,
+      notebookBytes,
       listen: (given) => {
         handle = given;
       },

@@ -5,15 +5,26 @@
  */
 
 import { EventEmitter } from 'node:events';
+import { CellHistory } from './cell-history.ts';
 import { Credit } from './credit.ts';
+import {
+  type ExecuteTrace,
+  publishExit,
+  type StartTrace,
+  startsAreWatched,
+  type Trace,
+  traceExecute,
+  traceStart,
+} from './diagnostics.ts';
 import type { Dispatcher, KernelEvent, OutputSink } from './dispatcher.ts';
-import { InvalidOptionError, KernelHostError } from './errors.ts';
+import { InvalidOptionError, KernelHostError, KernelStartError } from './errors.ts';
 import { type ExitReason, toExitReason } from './exit-reason.ts';
 import { expectReply, type ReplyOf } from './failure.ts';
 import { type Handlers, HostCalls } from './host-calls.ts';
 import { Calls } from './monitor/calls.ts';
 import type { Glance } from './monitor/snapshot.ts';
 import type { NativeKernel, NativeQuery, NativeReply } from './native.ts';
+import { type Notebook, toNotebook } from './notebook.ts';
 import {
   type Cell,
   type CloseOptions,
@@ -65,6 +76,13 @@ export interface KernelEvents {
   warning: [Warning];
 }
 
+/** A cell that was sent to the addon. */
+interface Run {
+  request: number;
+  reply: Promise<NativeReply>;
+  trace: Trace<CellResult, ExecuteTrace> | null;
+}
+
 /** @internal What a host gives to its kernels. */
 export interface KernelParts {
   id: string;
@@ -73,6 +91,8 @@ export interface KernelParts {
   dispatcher: Dispatcher;
   /** Whether anybody may ask for `glance()`. */
   watched: boolean;
+  /** What it may remember of its cells. */
+  notebookBytes: number;
   /** Takes what the kernel does with its events. */
   listen(handle: (event: KernelEvent) => void): void;
   /** Called once, when the kernel is closed. */
@@ -87,12 +107,16 @@ export class Kernel extends EventEmitter<KernelEvents> {
   readonly #credit: Credit;
   readonly #hostCalls: HostCalls;
   readonly #calls: Calls | null;
+  readonly #history: CellHistory | null;
   #lastExit: ExitReason | null = null;
   #lastExitAt = new Date(0);
   /** The newest life that `started` has told of. */
   #life: Life | null = null;
   #lifeBegan = 0;
   #closing: Promise<void> | null = null;
+  /** The launch under way, while somebody watches lives begin. */
+  #launch: Trace<Life, StartTrace> | null = null;
+  #startsWatched = false;
 
   /** @internal */
   constructor(parts: KernelParts) {
@@ -102,6 +126,7 @@ export class Kernel extends EventEmitter<KernelEvents> {
     this.#dispatcher = parts.dispatcher;
     this.#closed = parts.closed;
     this.#calls = parts.watched ? new Calls() : null;
+    this.#history = parts.notebookBytes > 0 ? new CellHistory(parts.notebookBytes) : null;
     this.#credit = new Credit((bytes) => {
       if (!this.#dispatcher.ended) this.#native.credit(bytes);
     });
@@ -132,6 +157,7 @@ export class Kernel extends EventEmitter<KernelEvents> {
   async start(options: StartOptions = {}): Promise<Life> {
     const { signal } = readStart(options);
     signal?.throwIfAborted();
+    this.#watchStarts();
     const { request, reply } = this.#dispatcher.ask((request) => this.#native.start(request));
     const settled = await this.#cancelledBy(signal, request, reply);
     return toLife(this.#expect(settled, 'life', signal).life);
@@ -143,20 +169,20 @@ export class Kernel extends EventEmitter<KernelEvents> {
     cell.signal?.throwIfAborted();
     const { onOutput } = cell;
     if (onOutput === undefined) {
-      const { reply } = this.#run(cell, null);
-      const settled = await reply;
-      return this.#cellResult(settled, this.#life, cell.signal);
+      const run = this.#run(cell, null);
+      const settled = await run.reply;
+      return this.#cellResult(run, settled, this.#life, cell.signal);
     }
     const queue = new OutputQueue(onOutput, this.#credit.add);
     // A call is pending until its listener is done, also after the cell is over.
     const release = this.#dispatcher.hold();
     try {
-      const { reply } = this.#run(cell, queue.push);
-      const settled = await reply;
+      const run = this.#run(cell, queue.push);
+      const settled = await run.reply;
       // By the time the listener is done, another life may have started.
       const life = this.#life;
       await queue.drained();
-      return this.#cellResult(settled, life, cell.signal);
+      return this.#cellResult(run, settled, life, cell.signal);
     } finally {
       release();
     }
@@ -181,8 +207,8 @@ export class Kernel extends EventEmitter<KernelEvents> {
       } catch (error) {
         return { result: Promise.reject(error), cancel: () => {} };
       }
-      const { request, reply } = this.#run(cell, push);
-      return { result: this.#streamResult(reply, cell.signal, begun), cancel: () => this.#native.cancel(request) };
+      const run = this.#run(cell, push);
+      return { result: this.#streamResult(run, cell.signal, begun), cancel: () => this.#native.cancel(run.request) };
     }, this.#credit.add);
   }
 
@@ -194,6 +220,7 @@ export class Kernel extends EventEmitter<KernelEvents> {
 
   /** Ends the life, if there is one, and starts the next. */
   async restart(): Promise<Life> {
+    this.#watchStarts();
     const { reply } = this.#dispatcher.ask((request) => this.#native.restart(request));
     return toLife(this.#expect(await reply, 'life').life);
   }
@@ -236,6 +263,11 @@ export class Kernel extends EventEmitter<KernelEvents> {
     return this.#expect(await reply, 'usage').usage;
   }
 
+  /** A Jupyter notebook of the cells that have run, as far as `notebookBytes` reached. Silent cells are not in it. */
+  toNotebook(): Notebook {
+    return this.#history?.toNotebook(this.#life) ?? toNotebook([], { life: this.#life });
+  }
+
   async [Symbol.asyncDispose](): Promise<void> {
     await this.close();
   }
@@ -275,20 +307,28 @@ export class Kernel extends EventEmitter<KernelEvents> {
     return this.#expect(await reply, 'answer').json;
   }
 
-  #run(cell: Cell, sink: OutputSink | null): { request: number; reply: Promise<NativeReply> } {
+  #run(cell: Cell, sink: OutputSink | null): Run {
     this.#hostCalls.mayRun();
-    const { request, reply } = this.#dispatcher.ask(
-      (request) => this.#native.execute(request, { ...cell.request, stream: sink !== null }),
-      sink,
-    );
+    this.#watchStarts();
+    const trace = traceExecute(this, cell.request);
+    const ask = () =>
+      this.#dispatcher.ask(
+        (request) => this.#native.execute(request, { ...cell.request, stream: sink !== null }),
+        sink,
+      );
+    const { request, reply } = trace === null ? ask() : trace.begin(ask);
     const over = this.#hostCalls.began(request);
     if (over !== null) void reply.then(over);
+    if (this.#history !== null && !cell.request.silent) {
+      const history = this.#history;
+      void reply.then((settled) => history.note(cell.request.code, settled, this.#life));
+    }
     if (this.#calls !== null) {
       const calls = this.#calls;
       calls.made(request, cell.request.code);
       void reply.then(() => calls.over(request));
     }
-    return { request, reply: this.#cancelledBy(cell.signal, request, reply) };
+    return { request, reply: this.#cancelledBy(cell.signal, request, reply), trace };
   }
 
   /**
@@ -304,14 +344,10 @@ export class Kernel extends EventEmitter<KernelEvents> {
     return reply.finally(() => signal.removeEventListener('abort', onAbort));
   }
 
-  async #streamResult(
-    reply: Promise<NativeReply>,
-    signal: AbortSignal | undefined,
-    begun: { stack?: string },
-  ): Promise<CellResult> {
-    const settled = await reply;
+  async #streamResult(run: Run, signal: AbortSignal | undefined, begun: { stack?: string }): Promise<CellResult> {
+    const settled = await run.reply;
     try {
-      return this.#cellResult(settled, this.#life, signal);
+      return this.#cellResult(run, settled, this.#life, signal);
     } catch (error) {
       if (error instanceof Error && error !== signal?.reason) {
         const frames = begun.stack?.split('\n').slice(1).join('\n') ?? '';
@@ -331,10 +367,17 @@ export class Kernel extends EventEmitter<KernelEvents> {
     this.#expect(settled, 'done');
   }
 
-  #cellResult(reply: NativeReply, life: Life | null, signal: AbortSignal | undefined): CellResult {
-    const { cell } = this.#expect(reply, 'cell', signal, life);
-    if (life === null) throw new KernelHostError('ERR_INTERNAL', 'bug in kernelhost: a result came before its life');
-    return toCellResult(cell, life);
+  #cellResult({ trace }: Run, reply: NativeReply, life: Life | null, signal: AbortSignal | undefined): CellResult {
+    try {
+      const { cell } = this.#expect(reply, 'cell', signal, life);
+      if (life === null) throw new KernelHostError('ERR_INTERNAL', 'bug in kernelhost: a result came before its life');
+      const result = toCellResult(cell, life);
+      trace?.done(result);
+      return result;
+    } catch (error) {
+      trace?.failed(error);
+      throw error;
+    }
   }
 
   /** The reply of the kind that was asked for, or the error. An abort gives the reason the caller aborted with. */
@@ -355,7 +398,12 @@ export class Kernel extends EventEmitter<KernelEvents> {
           : new DOMException('The stream was left before its cell began.', 'AbortError');
       }
     }
-    return expectReply(reply, kind, life);
+    try {
+      return expectReply(reply, kind, life);
+    } catch (error) {
+      if (error instanceof KernelStartError) this.#launchFailed(error);
+      throw error;
+    }
   }
 
   #noteExit(exit: ExitReason): void {
@@ -370,16 +418,20 @@ export class Kernel extends EventEmitter<KernelEvents> {
         this.#life = toLife(event.life);
         this.#lifeBegan = performance.now();
         this.#calls?.lifeStarted();
+        this.#launch?.done(this.#life);
+        this.#launch = null;
         this.emit('start', this.#life);
         break;
       case 'exited': {
         const exit = toExitReason(event.exit);
         this.#noteExit(exit);
         this.#lastExit = exit;
+        publishExit(this, exit);
         this.emit('exit', exit);
         break;
       }
       case 'state':
+        this.#traceLaunch(event.state as KernelState);
         this.emit('state', event.state as KernelState);
         break;
       case 'output':
@@ -393,24 +445,49 @@ export class Kernel extends EventEmitter<KernelEvents> {
     }
   }
 
+  /** Called before anything that may start a life: whoever watches lives begin has to be told of the state. */
+  #watchStarts(): void {
+    const watched = startsAreWatched();
+    if (watched === this.#startsWatched) return;
+    this.#startsWatched = watched;
+    this.#launch = null;
+    this.#watch({});
+  }
+
+  /** How a launch ends is told by what comes before the next state; a start that was given up has only that. */
+  #traceLaunch(state: KernelState): void {
+    if (this.#launch !== null) {
+      this.#launchFailed(new KernelStartError(`The start of kernel "${this.id}" was given up.`, null, ''));
+    }
+    if (state !== 'starting' || !this.#startsWatched) return;
+    this.#launch = traceStart(this);
+    this.#launch.begin(() => {});
+  }
+
+  #launchFailed(error: KernelStartError): void {
+    this.#launch?.failed(error);
+    this.#launch = null;
+  }
+
+  #watch(wanted: Partial<Record<'output' | 'state', boolean>>): void {
+    if (this.#dispatcher.ended) return;
+    this.#native.watch(
+      wanted.output ?? this.listenerCount('output') > 0,
+      wanted.state ?? (this.#startsWatched || this.listenerCount('state') > 0),
+    );
+  }
+
   /** Tells the addon which of the frequent events anybody listens to, so that the others never cross. */
   #watchListeners(): void {
-    const watch = (wanted: Partial<Record<'output' | 'state', boolean>>) => {
-      if (this.#dispatcher.ended) return;
-      this.#native.watch(
-        wanted.output ?? this.listenerCount('output') > 0,
-        wanted.state ?? this.listenerCount('state') > 0,
-      );
-    };
     // Node's own two events are not in our map of events.
     const untyped = this as unknown as EventEmitter;
     untyped.on('newListener', (name) => {
       // Comes before the listener is there to be counted.
-      if (name === 'output' || name === 'state') watch({ [name]: true });
+      if (name === 'output' || name === 'state') this.#watch({ [name]: true });
     });
     untyped.on('removeListener', (name) => {
-      if (name === 'output' || name === 'state') watch({});
+      if (name === 'output' || name === 'state') this.#watch({});
     });
-    watch({});
+    this.#watch({});
   }
 }

@@ -56,6 +56,11 @@ export interface KernelOptions {
   stuck?: 'end' | 'wait' | undefined;
   /** Per stream of one cell; head and tail are kept. Default 1 MiB. */
   maxOutputBytes?: number | undefined;
+  /**
+   * What is remembered of the latest cells for `toNotebook()`: code and outputs, a character counted as a byte. Beyond it
+   * the oldest outputs go first, then the oldest cells. 0: nothing. Default 1 MiB.
+   */
+  notebookBytes?: number | undefined;
   /** How ready the Linux kernel is to take this process first when memory runs out, -1000 to 1000. Default 500. */
   oomScoreAdj?: number | undefined;
   /** What one life may take. Given to a kernel, they replace those of `defaults` as a whole. Default: no limits. */
@@ -108,6 +113,8 @@ export interface CloseOptions {
 const DEFAULT_START_TIMEOUT_MS = 30_000;
 const DEFAULT_INTERRUPT_GRACE_MS = 2_000;
 const DEFAULT_MAX_OUTPUT_BYTES = 1024 * 1024;
+/** Some hundred cells with a few figures. A daemon may have a hundred kernels for weeks. */
+const DEFAULT_NOTEBOOK_BYTES = 1024 * 1024;
 const DEFAULT_OOM_SCORE_ADJ = 500;
 const DEFAULT_CLOSE_GRACE_MS = 2_000;
 
@@ -183,7 +190,7 @@ export function readKernelOptions(
   options: KernelOptions,
   defaults: KernelOptions,
   daemon: NodeJS.ProcessEnv,
-): { native: Omit<NativeKernelOptions, 'id'>; handlers: Handlers } {
+): { native: Omit<NativeKernelOptions, 'id'>; handlers: Handlers; notebookBytes: number } {
   const read = new Reader(
     path,
     options,
@@ -196,6 +203,7 @@ export function readKernelOptions(
       'interruptGraceMs',
       'stuck',
       'maxOutputBytes',
+      'notebookBytes',
       'oomScoreAdj',
       'limits',
       'recovery',
@@ -224,7 +232,8 @@ export function readKernelOptions(
     functions: [...handlers.onCall.keys()],
     answersInput: handlers.onInput !== undefined,
   };
-  return { native, handlers };
+  const notebookBytes = read.integer('notebookBytes', 0, Number.MAX_SAFE_INTEGER) ?? DEFAULT_NOTEBOOK_BYTES;
+  return { native, handlers, notebookBytes };
 }
 
 /** Code and a place in it, as `complete` and `inspect` take them. */

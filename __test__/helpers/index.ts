@@ -16,4 +16,11 @@ export {
   type ProcessStat,
   processStat,
 } from './processes.ts';
-export { hasModule, plainPythonForTests, pythonForTests, pythonVersion } from './pythons.ts';
+export {
+  hasModule,
+  lacksLibraries,
+  librariesPythonForTests,
+  plainPythonForTests,
+  pythonForTests,
+  pythonVersion,
+} from './pythons.ts';

@@ -12,6 +12,17 @@ export function plainPythonForTests(): string {
   return process.env.KERNELHOST_TEST_PYTHON_PLAIN ?? pythonForTests();
 }
 
+/** An interpreter with IPython, matplotlib, pandas, tqdm, rich, nbformat and ipywidgets; null where there is none. */
+export function librariesPythonForTests(): string | null {
+  return process.env.KERNELHOST_TEST_PYTHON_LIBRARIES ?? null;
+}
+
+/** Why a test that needs these libraries is skipped, or false. */
+export const lacksLibraries: string | false =
+  librariesPythonForTests() === null
+    ? 'KERNELHOST_TEST_PYTHON_LIBRARIES names no Python with the libraries that this test needs'
+    : false;
+
 const versions = new Map<string, string>();
 
 /** `3.13`, of the interpreter given. */

@@ -29,6 +29,7 @@ test('left-out options get their defaults', () => {
     interruptGraceMs: 2_000,
     stuck: 'end',
     maxOutputBytes: 1_048_576,
+    notebookBytes: 1_048_576,
     oomScoreAdj: 500,
     limits: { memoryBytes: null, cpuSeconds: null, openFiles: null, processes: null },
     recovery: 'restart',

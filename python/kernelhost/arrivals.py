@@ -30,6 +30,10 @@ class _Loader:
     def __init__(self, loader):
         self.loader = loader
 
+    def __getattr__(self, name):
+        # Who only looks for a module, and does not import it, may ask its loader for more.
+        return getattr(self.loader, name)
+
     def create_module(self, spec):
         return self.loader.create_module(spec)
 

@@ -35,6 +35,20 @@ def _ask(value, method, *args, **kwargs):
         return None
 
 
+def _png_of_figure(value):
+    """A figure of matplotlib has no display method for it: IPython has a formatter of its own."""
+    figures = sys.modules.get("matplotlib.figure")
+    if figures is None or not isinstance(value, getattr(figures, "Figure", ())):
+        return None
+    if not value.axes and not value.lines:
+        return None
+    import io
+
+    file = io.BytesIO()
+    value.savefig(file, format="png", dpi=value.dpi, bbox_inches="tight")
+    return file.getvalue()
+
+
 def bundle_of(value):
     """(data, metadata) of a value; None when it has displayed itself. Raises what `repr` raises."""
     kind = type(value)
@@ -60,6 +74,10 @@ def bundle_of(value):
             part, metadata[mime] = part
         if part is not None:
             data[mime] = part
+    if "image/png" not in data:
+        png = _png_of_figure(value)
+        if png is not None:
+            data["image/png"] = png
     if "text/plain" not in data:
         data = {"text/plain": repr(value), **data}
     return data, metadata

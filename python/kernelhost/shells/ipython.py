@@ -23,7 +23,8 @@ from IPython.core.profiledir import ProfileDir
 from traitlets import Type
 from traitlets.config import Config
 
-from .. import failures
+from .. import arrivals, failures
+from ..backend import use_backend
 from ..interrupts import gate, wall
 from ..outbox import Outcome
 
@@ -333,6 +334,13 @@ def _holds_group(error):
     return False
 
 
+def _show_figures_inline(matplotlib):
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib_inline") is not None:
+        use_backend(matplotlib, "module://matplotlib_inline.backend_inline")
+
+
 def _configuration():
     config = Config()
     config.InteractiveShell.colors = "nocolor" if version_info >= (9,) else "NoColor"
@@ -433,6 +441,7 @@ class IPythonShell:
             folder = os.path.expanduser("~")
         shell.starting_dir = folder
         shell.history_manager.dir_hist[:] = [folder]
+        arrivals.when("matplotlib", _show_figures_inline)
 
 
 def make_shell(main):

@@ -8,6 +8,7 @@ import builtins
 import sys
 
 from .. import arrivals, bundles, failures
+from ..backend import use_backend
 from ..interrupts import gate, wall
 from ..outbox import Outcome
 
@@ -28,6 +29,12 @@ def _evaluate(check, code, namespace):
 def _bundle(check, value):
     check()
     return bundles.bundle_of(value)
+
+
+@gate
+def _show_figures(check, figures):
+    check()
+    figures.show_what_is_left()
 
 
 @gate
@@ -60,6 +67,8 @@ class PlainShell:
         self.futures = 0
         self.sources = {}
         self.life = None
+        # The backend of matplotlib, once a cell has made a figure.
+        self.figures = None
         builtins.exit = Exit("exit")
         builtins.quit = Exit("quit")
         builtins.display = self.display
@@ -69,7 +78,18 @@ class PlainShell:
         """In the template: what the first cells of every kernel would otherwise load or build anew."""
 
     def refresh(self):
-        """In a forked life: nothing in this shell remembers the template."""
+        """In every life, forked or not: what depends on its environment."""
+        arrivals.when("matplotlib", self._use_figures)
+        arrivals.when("kernelhost.figures", self._take_figures)
+
+    # Figures
+
+    def _use_figures(self, matplotlib):
+        use_backend(matplotlib, "module://kernelhost.figures")
+
+    def _take_figures(self, backend):
+        backend.publish = self.display
+        self.figures = backend
 
     # Sources: linecache loads much, so it gets them when somebody imports it.
 
@@ -97,7 +117,11 @@ class PlainShell:
             name = f"<cell {self.count}>"
         self._remember(name, code)
         try:
-            self._run(code, name, silent)
+            try:
+                self._run(code, name, silent)
+            finally:
+                if self.figures is not None:
+                    _show_figures(self.life.interrupts.check, self.figures)
         except BaseException as error:
             return Outcome(self.count, self._failure(error))
         return Outcome(self.count)
