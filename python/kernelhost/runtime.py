@@ -9,6 +9,7 @@ import sys
 
 from . import failures, searchpath, shells, trackers, wires
 from .interrupts import Interrupts
+from .jobs import Jobs
 from .loop import Loop
 from .outbox import Outbox
 from .output import install
@@ -52,6 +53,7 @@ class Life:
         self.interrupts = Interrupts(interrupts)
         self.outbox = Outbox(self.requests, self.calls, self.interrupts)
         self.loop = Loop(self.interrupts)
+        self.jobs = Jobs()
         self.shell = None
         # The code of `exit(code)`, once a cell has called it.
         self.leaving = None
@@ -115,6 +117,7 @@ class Life:
         shell.refresh()
         os.register_at_fork(after_in_child=self._after_fork_in_cell)
         trackers.let_outlive()
+        self.interrupts.cover_system()
         set_limits(configuration.get("limits") or {})
         init = configuration.get("init")
         if init:
@@ -172,8 +175,15 @@ class Life:
         silent = wires.field(request, "silent", bool)
         outbox, interrupts = self.outbox, self.interrupts
         outbox.cell = cell
+        self.loop.begin(cell)
+        self.jobs.begin()
         interrupts.begin(cell)
         outcome = self.shell.run(code, silent)
+        if interrupts.struck and outcome.error is not None and os.getpid() == self.pid:
+            self.loop.end_tasks()
+            if interrupts.by_host:
+                self.jobs.interrupt(interrupts.struck_at)
+        self.jobs.end()
         interrupts.end()
         self._leave_if_not_ours(outcome)
         if self.leaving is None:
