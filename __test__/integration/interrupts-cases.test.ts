@@ -29,8 +29,10 @@ for (const shell of shells) {
       `import subprocess\nfor command in ("git init -q", '${git} commit -q --allow-empty -m one'): subprocess.run(command, shell=True, check=True)`,
     );
     for (const code of [
-      `subprocess.run('${git} commit --amend', shell=True)`,
-      ...(shell === 'ipython' ? [`!${git} commit --amend`, `%%bash\n${git} commit --amend`] : []),
+      `subprocess.run('${git} commit --amend --allow-empty', shell=True)`,
+      ...(shell === 'ipython'
+        ? [`!${git} commit --amend --allow-empty`, `%%bash\n${git} commit --amend --allow-empty`]
+        : []),
     ]) {
       const result = await within(code, kernel.execute(code, { timeoutMs: 1_500 }));
       assert.equal(result.status, 'timed-out', code);
