@@ -4,10 +4,10 @@ import assert from 'node:assert/strict';
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { test } from 'node:test';
-import type { CellResult, ExecuteOptions, Kernel, KernelOptions } from 'kernelhost';
+import type { CellResult, Kernel, KernelOptions } from 'kernelhost';
+import { begin, type Shell, shells } from '../fixtures/cells.ts';
 import { ok } from '../fixtures/forkserver-look.ts';
 import {
-  hasModule,
   isAlive,
   next,
   processStat,
@@ -18,28 +18,8 @@ import {
   within,
 } from '../helpers/index.ts';
 
-const shells = hasModule('IPython') ? (['ipython', 'plain'] as const) : (['plain'] as const);
-
-function kernelOf(t: TestContext, shell: (typeof shells)[number], options: KernelOptions = {}): Kernel {
+function kernelOf(t: TestContext, shell: Shell, options: KernelOptions = {}): Kernel {
   return startHost(t, { shell }).kernel(options);
-}
-
-/** Runs a cell that prints `ready` when it has come to its point. */
-async function begin(
-  kernel: Kernel,
-  code: string,
-  options: ExecuteOptions = {},
-): Promise<{ result: Promise<CellResult> }> {
-  const ready = Promise.withResolvers<void>();
-  const result = kernel.execute(code, {
-    ...options,
-    onOutput: (output) => {
-      if (output.kind === 'text' && output.text.includes('ready')) ready.resolve();
-    },
-  });
-  result.catch(ready.reject);
-  await within('"ready" from the cell', ready.promise);
-  return { result };
 }
 
 /** Waits until the kernel waits: what the cell does after its "ready" has begun. */
@@ -47,34 +27,7 @@ async function asleep(kernel: Kernel): Promise<void> {
   await until('the kernel sleeps', () => processStat(kernel.pid ?? 0)?.state === 'S');
 }
 
-const stoppable: Record<string, string> = {
-  'a loop': 'print("ready", flush=True)\nwhile True: pass',
-  'a loop in a function': 'def f():\n    while True: pass\nprint("ready", flush=True)\nf()',
-  'time.sleep': 'import time; print("ready", flush=True)\ntime.sleep(600)',
-  'a read of a pipe': 'import os; r, w = os.pipe(); print("ready", flush=True)\nos.read(r, 1)',
-  'a lock': 'import threading; lock = threading.Lock(); lock.acquire(); print("ready", flush=True)\nlock.acquire()',
-  'a loop of caught errors':
-    'print("ready", flush=True)\nwhile True:\n    try: raise ValueError\n    except Exception: pass',
-  'a long computation in Python': 'print("ready", flush=True)\nsum(i * i for i in range(10**12))',
-};
-
 for (const shell of shells) {
-  test(`an interrupt stops what runs with KeyboardInterrupt, and the life goes on (${shell})`, async (t) => {
-    const kernel = kernelOf(t, shell);
-    await ok(kernel, 'kept = 42');
-    const { pid } = kernel;
-    for (const [what, code] of Object.entries(stoppable)) {
-      const { result } = await begin(kernel, code);
-      const began = performance.now();
-      await kernel.interrupt();
-      const { status, error, stdout } = await result;
-      assert.ok(performance.now() - began < 1_000, what);
-      assert.deepEqual([status, error?.name, stdout], ['interrupted', 'KeyboardInterrupt', 'ready\n'], what);
-      assert.equal((await ok(kernel, 'kept')).text, '42', what);
-    }
-    assert.equal(kernel.pid, pid);
-  });
-
   test(`an interrupt cancels a top-level await, and its clean-up runs (${shell})`, async (t) => {
     const kernel = kernelOf(t, shell);
     const code = [

@@ -19,6 +19,8 @@ import _signal
 import os
 import time
 
+from .jobs import start_clock
+
 GATES = set()
 WALLS = set()
 DRIVERS = set()
@@ -83,6 +85,7 @@ class Interrupts:
         self.pending = 0
         self.struck = False
         self.by_host = False
+        self.struck_at = 0.0
         self.cancel = None
         # Has what is kept looked at again in the event loop: a wall there may be followed by no gate.
         self.remind = None
@@ -91,6 +94,7 @@ class Interrupts:
         self.deciding = False
         self.again = False
         self.user_handler = None
+        self.pid = os.getpid()
         # One bound method, so that it can be recognised by identity.
         self.handler = self._on_sigint
         _signal.signal(_signal.SIGINT, self.handler)
@@ -135,6 +139,30 @@ class Interrupts:
         self.struck = True
         if origin == _HOST:
             self.by_host = True
+            self.struck_at = start_clock()
+
+    def cover_system(self):
+        """`os.system` has SIGINT ignored while its command runs, in all threads. What came meanwhile comes after it."""
+        original = os.system
+
+        def system(command):
+            status = original(command)
+            if os.getpid() == self.pid and self._unread():
+                # The signal of these ids is gone, or comes yet: then it is not the next cell's.
+                self.surplus += 1
+                self.surplus_until = time.monotonic() + _SURPLUS_SECONDS
+                os.kill(self.pid, _signal.SIGINT)
+            return status
+
+        system.__doc__ = original.__doc__
+        os.system = system
+
+    def _unread(self):
+        import select
+
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def _arrived(self):
         ids = []

@@ -7,6 +7,7 @@ Must not know: frames, shells.
 import _signal
 import os
 import sys
+from _contextvars import ContextVar
 from _thread import get_ident
 
 from .arrivals import when
@@ -15,6 +16,12 @@ from .searchpath import without_user_paths
 
 # A cell whose loop is stopped again and again from outside makes no progress.
 _FUTILE_ROUNDS = 1000
+
+# How long the tasks of an interrupted cell have for their clean-up, before the cell is over without them.
+_SECONDS_TO_CLEAN_UP = 0.5
+
+# The cell that a task belongs to. Tasks inherit it from what makes them, so it holds also for what they make later.
+_CELL = ContextVar("kernelhost_cell", default=0)
 
 
 class Loop:
@@ -29,6 +36,9 @@ class Loop:
         self.originals = {}
         # A descriptor that is watched while a cell awaits something, and what is done when it can be read.
         self.attend = None
+        self.cell = 0
+        # Those of the running cell: the loop itself cannot tell whose a task is.
+        self.tasks = ()
         when("asyncio", self._adopt_asyncio)
 
     def get(self):
@@ -38,8 +48,31 @@ class Loop:
             with without_user_paths():
                 import asyncio
             loop = self.current = asyncio.new_event_loop()
+            self._note_tasks(loop)
             self._show_to_policy()
         return loop
+
+    def begin(self, cell):
+        """A cell starts: what it makes in the loop is its own."""
+        self.cell = cell
+        _CELL.set(cell)
+        if self.tasks:
+            self.tasks = ()
+
+    def _note_tasks(self, loop):
+        create_task = loop.create_task
+
+        def create_and_note(coro, **options):
+            task = create_task(coro, **options)
+            if self.cell and _CELL.get() == self.cell:
+                if not self.tasks:
+                    from weakref import WeakSet
+
+                    self.tasks = WeakSet()
+                self.tasks.add(task)
+            return task
+
+        loop.create_task = create_and_note
 
     def _show_to_policy(self):
         if self.chosen is None and "set_event_loop" in self.originals:
@@ -110,11 +143,19 @@ class Loop:
             raise RuntimeError("a cell with await cannot run inside a running event loop")
         self._show_to_policy()
         task = loop.create_task(coroutine)
+        if self.tasks:
+            self.tasks.discard(task)
         interrupts = self.interrupts
         strike = interrupts.strike
+        asked = False
 
         def cancel(origin):
             def in_loop():
+                nonlocal asked
+                # The clean-up of a cell may need its own tasks, so at first only the cell itself is cancelled.
+                if asked:
+                    self._cancel_tasks()
+                asked = True
                 if task.cancel():
                     strike(origin)
 
@@ -122,8 +163,8 @@ class Loop:
 
         def look_again():
             kept, interrupts.pending = interrupts.pending, 0
-            if kept and task.cancel():
-                strike(kept)
+            if kept:
+                cancel(kept)
 
         interrupts.remind = lambda: loop.call_soon_threadsafe(look_again)
         interrupts.cancel = cancel
@@ -143,7 +184,9 @@ class Loop:
                 try:
                     loop.run_until_complete(task)
                 except KeyboardInterrupt:
-                    # It was raised in the code of some task; the cell waits for others still.
+                    # It was raised in the code of some task. Others may be about to block as that one did, and would
+                    # each need an interrupt of its own.
+                    self._cancel_tasks()
                     task.cancel()
                 except BaseException:
                     # loop.stop(), or another task's SystemExit. The cell's own exception is taken from its task.
@@ -157,6 +200,35 @@ class Loop:
             if attended is not None and not loop.is_closed():
                 loop.remove_reader(self.attend[0])
         return task.result()
+
+    def _cancel_tasks(self):
+        for task in list(self.tasks):
+            if isinstance(getattr(task, "_exception", None), KeyboardInterrupt):
+                # Told as the cell's own end. asyncio would tell it once more, on stderr, in some later cell.
+                task.exception()
+            task.cancel()
+
+    @driver
+    def end_tasks(self):
+        """An interrupted cell is over: what it has made in the loop is cancelled, and has a moment to clean up."""
+        loop = self.current
+        if loop is None or loop.is_closed() or loop.is_running():
+            return
+        self._cancel_tasks()
+        left = [task for task in self.tasks if not task.done()]
+        if not left:
+            return
+        waiting = loop.create_task(sys.modules["asyncio"].wait(left, timeout=_SECONDS_TO_CLEAN_UP))
+        futile = 0
+        while not waiting.done():
+            try:
+                loop.run_until_complete(waiting)
+            except BaseException:
+                futile += 1
+                if futile > _FUTILE_ROUNDS or loop.is_closed():
+                    return
+                for task in left:
+                    task.cancel()
 
     # Between cells
 

@@ -10,6 +10,7 @@ import sys
 from . import api, failures, queries, searchpath, shells, trackers, wires
 from .calls import Calls
 from .interrupts import Interrupts
+from .jobs import Jobs
 from .loop import Loop
 from .outbox import Outbox
 from .output import install
@@ -56,6 +57,7 @@ class Life:
         self.loop.attend = (requests, self._attend)
         # A frame that came while a cell was running.
         self.postponed = None
+        self.jobs = Jobs()
         self.shell = None
         # What the daemon's side offers: names of functions, and whether it answers `input()`.
         self.functions = ()
@@ -125,6 +127,7 @@ class Life:
         self.functions = tuple(configuration.get("functions") or ())
         self.answers_input = configuration.get("input") is True
         api.connect(self)
+        self.interrupts.cover_system()
         set_limits(configuration.get("limits") or {})
         init = configuration.get("init")
         if init:
@@ -200,8 +203,17 @@ class Life:
         silent = wires.field(request, "silent", bool)
         outbox, interrupts = self.outbox, self.interrupts
         outbox.cell = cell
+        self.loop.begin(cell)
+        self.jobs.begin()
         interrupts.begin(cell)
         outcome = self.shell.run(code, silent)
+        if interrupts.struck:
+            searchpath.forget_half_imports()
+        if interrupts.struck and outcome.error is not None and os.getpid() == self.pid:
+            self.loop.end_tasks()
+            if interrupts.by_host:
+                self.jobs.interrupt(interrupts.struck_at)
+        self.jobs.end()
         interrupts.end()
         self.leave_if_not_ours(outcome)
         if self.leaving is None:

@@ -56,3 +56,17 @@ def new_main_module():
         module.__annotations__ = {}
     sys.modules["__main__"] = module
     return module
+
+
+def forget_half_imports():
+    """After an interrupt: the parts of packages whose own import it has broken off.
+
+    Python forgets such a package but not the parts it had loaded, and the next import of it then fails for ever: a part
+    that is there is not put into the new package.
+    """
+    modules = sys.modules
+    for name, module in list(modules.items()):
+        package = name.rpartition(".")[0]
+        # What somebody has put there by hand has no spec.
+        if package and package not in modules and getattr(module, "__spec__", None) is not None:
+            del modules[name]

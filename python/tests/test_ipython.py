@@ -48,6 +48,42 @@ class IPython(KernelCase):
             self.assert_error(life.end_cell(), "KeyboardInterrupt")
             self.assertEqual(self.threads(life), 1)
 
+    def test_an_interrupt_ends_a_cell_whatever_ipython_runs_for_it(self):
+        loop = "while True:\n    "
+        for life in self.lives():
+            for code in (
+                "!echo go; sleep 600\nprint('after')",
+                f"{loop}!echo go; sleep 600",
+                "x = !echo go >&2; sleep 600\nprint('after')",
+                f"{loop}x = !sleep 0.05\n    print('go')",
+                f"{loop}x = %sx sleep 0.05\n    print('go')",
+                f"import time\n{loop}%time print('go'); time.sleep(600)",
+                "%%time\nprint('go')\nimport time; time.sleep(600)",
+                "%%capture\nimport os, time\nos.write(1, b'go')\ntime.sleep(600)",
+                "get_ipython().run_cell('print(\"go\"); import time; time.sleep(600)')\nprint('after')",
+                "%%bash --out x\necho go >&2\nsleep 600",
+                "%%bash\ntrap '' INT\necho go\nsleep 600",
+            ):
+                life.start_cell(code)
+                life.wait_output("go") if ">&2" not in code else time.sleep(0.3)
+                time.sleep(0.05)
+                life.interrupt()
+                done = life.end_cell()
+                self.assert_error(done, "KeyboardInterrupt")
+                self.assertTrue(done["interrupted"])
+                self.assertNotIn(b"after", life.out, code)
+                self.assertEqual(life.text("1 + 1"), "2", code)
+
+    def test_the_output_of_a_command_is_taken_as_ipython_takes_it(self):
+        for life in self.lives():
+            self.assertEqual(
+                life.text("x = !echo one; echo two >&2; exit 3\nx, type(x).__name__"), "(['one', 'two'], 'SList')"
+            )
+            self.assertEqual(life.text("y = 'v'\nx = !echo $y {y}\nx.n"), "'v v'")
+            self.assertEqual(life.text("%sx echo a"), "['a']")
+            self.assertEqual(life.text("!!echo a"), "['a']")
+            self.assert_error(life.run("x = !sleep 1 &"), "OSError")
+
     def test_system_commands_run_without_a_terminal(self):
         for life in self.lives():
             self.assert_ok(life.run("x = 'y'\n!echo $x {x}; test -t 1 || echo no-tty\n!exit 4"))

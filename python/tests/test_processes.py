@@ -74,6 +74,66 @@ out
             self.assertEqual(life.text(code), "[[-1, -2], [-1, -2]]")
             self.assertEqual(life.err, b"")
 
+    def test_background_jobs_end_with_their_interrupted_cell_and_others_stay(self):
+        def job(name, deaf=False):
+            trap = 'trap "" TERM; ' if deaf else ""
+            return f"sh -c 'echo {name} $$; {trap}while true; do sleep 0.05; done' &"
+
+        runs = ["subprocess.run({!r}, shell=True)", "os.system({!r})"]
+        for life in self.lives():
+            of_shell = [*runs, "get_ipython().system({!r})"] if life.shell == "ipython" else runs
+            for run in of_shell:
+                life.run("import os, subprocess")
+                self.assert_ok(life.run(run.format(job("early"))))
+                early = self._printed_pid(life, "early")
+                hang = f"{job('late')} {job('deaf', deaf=True)} wait"
+                life.start_cell(run.format(hang))
+                late = self._printed_pid(life, "late")
+                deaf = self._printed_pid(life, "deaf")
+                time.sleep(0.05)
+                life.interrupt()
+                self.assert_error(life.end_cell(), "KeyboardInterrupt")
+                for pid in (late, deaf):
+                    driver.wait_gone(pid)
+                self.assertTrue(os.path.exists(f"/proc/{early}"), run)
+                os.kill(early, signal.SIGKILL)
+
+    def test_a_child_that_was_being_started_when_the_interrupt_came_feels_it(self):
+        # A signal to the group that comes before the fork does not reach the child.
+        code = """
+import os, signal, subprocess
+class Late(subprocess.Popen):
+    def _execute_child(self, *args, **options):
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        print('go')
+        while signal.SIGINT not in signal.sigpending(): pass
+        super()._execute_child(*args, **options)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+p = None
+Late(['sleep', '600'], restore_signals=True, preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, []))
+"""
+        for life in self.lives():
+            life.start_cell(code)
+            life.wait_output("go")
+            life.interrupt()
+            self.assert_error(life.end_cell(), "KeyboardInterrupt")
+            group = [int(name) for name in os.listdir("/proc") if name.isdigit() and self._group(name) == life.pid]
+            self.assertEqual([pid for pid in group if pid != life.pid and not self._is_zombie(pid)], [])
+
+    def _printed_pid(self, life, name):
+        printed = life.wait_output(f"{name} ")
+        return int(printed.partition(f"{name} ".encode())[2].split()[0])
+
+    def _group(self, name):
+        try:
+            return os.getpgid(int(name))
+        except OSError:
+            return None
+
+    def _is_zombie(self, pid):
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] == b"Z"
+
     def test_shutdown_leaves_as_a_script_does(self):
         for life in self.lives():
             life.run("import atexit, threading, time\natexit.register(print, 'at exit')")

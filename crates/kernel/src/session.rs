@@ -566,8 +566,9 @@ impl Session {
 
     fn apply_ended(&mut self, exit: Arc<ExitReason>) {
         let generation = exit.generation;
+        let timed_out = self.machine.has_timed_out();
         let partial = self.cell.take().map(|cell| {
-            let status = if exit.cause == Cause::Timeout {
+            let status = if timed_out {
                 CellStatus::TimedOut
             } else {
                 CellStatus::Interrupted

@@ -279,6 +279,16 @@ impl Machine {
         }
     }
 
+    /// Whether its time limit is what first asked the running cell to stop.
+    pub fn has_timed_out(&self) -> bool {
+        let running = match &self.state {
+            State::Running(running) => Some(running),
+            State::Ending(ending) => ending.running.as_ref(),
+            _ => None,
+        };
+        running.is_some_and(|running| running.stop == Some(Stop::Timeout))
+    }
+
     /// How long what a life has started may take to heed SIGTERM, once the life itself has ended: it is only where an end was
     /// asked for politely that somebody expects it to be one.
     pub fn grace_for_its_children(&self) -> Duration {
@@ -540,11 +550,12 @@ impl Machine {
                 self.settle_all(running.interrupters, || Answer::Done);
                 self.next();
             }
-            // A cell that completes while its life is being ended has completed. One that the ending has interrupted has not.
+            // A cell that completes while its life is being ended has completed, and one that was asked to stop before that
+            // has stopped of it. One that the ending has interrupted has done neither.
             State::Ending(Ending {
                 running: Some(running), ..
             }) if running.cell == cell => {
-                if done.ok && !running.settled {
+                if (done.ok || running.stop.is_some()) && !running.settled {
                     running.settled = true;
                     let (request, status) = (running.request, status(running.stop, &done));
                     let recovered = self.lost.take();

@@ -201,6 +201,69 @@ fn a_stuck_cell_is_interrupted_twice_and_then_its_life_is_ended() {
     );
 }
 
+fn interrupted() -> Done {
+    Done {
+        interrupted: true,
+        ..Done::default()
+    }
+}
+
+#[test]
+fn a_cell_that_was_asked_to_stop_before_its_life_was_ended_tells_the_first_reason() {
+    // The first reason to stop, and what the cell is told to have come to when it stops after close() was called.
+    for (reason, expected) in [
+        (Input::Elapsed(Timer::Limit(1)), "1: TimedOut"),
+        (Input::Cancel(1), "1: Interrupted"),
+        (Input::Interrupt(2), "1: Interrupted"),
+    ] {
+        let mut machine = machine(Stuck::End, Recovery::Restart);
+        machine.on(Input::Execute(1, cell(Some(500))));
+        machine.on(Input::Ready(life()));
+        machine.on(reason);
+        run(
+            &mut machine,
+            vec![
+                (Input::Close(3, GRACE), "interrupt 1; shutdown; arm End(1) 2000"),
+                (Input::Done(1, interrupted()), expected),
+            ],
+        );
+    }
+    let mut machine = machine(Stuck::End, Recovery::Restart);
+    run(
+        &mut machine,
+        vec![
+            (Input::Execute(1, cell(Some(500))), "launch 1"),
+            (Input::Ready(life()), "started; send 1 for 1; arm Limit(1) 500"),
+            (Input::Close(2, GRACE), "interrupt 1; shutdown; arm End(1) 2000"),
+            (Input::Elapsed(Timer::Limit(1)), ""),
+            (Input::Done(1, interrupted()), ""),
+            (Input::Ended(exit()), "1: KernelDied; exited; 2: done"),
+        ],
+    );
+}
+
+#[test]
+fn the_first_reason_to_stop_a_cell_stays() {
+    for first in 0..3 {
+        let mut machine = machine(Stuck::End, Recovery::Restart);
+        machine.on(Input::Execute(1, cell(Some(500))));
+        machine.on(Input::Ready(life()));
+        let mut reasons = vec![
+            (Input::Elapsed(Timer::Limit(1)), "1: TimedOut"),
+            (Input::Cancel(1), "1: Interrupted"),
+            (Input::Interrupt(2), "1: Interrupted"),
+        ];
+        reasons.rotate_left(first);
+        let expected = reasons[0].1;
+        for (reason, _) in reasons {
+            machine.on(reason);
+        }
+        assert_eq!(machine.has_timed_out(), first == 0);
+        let told = short(&machine.on(Input::Done(1, interrupted())));
+        assert!(told.starts_with(expected), "{told} after {first}");
+    }
+}
+
 #[test]
 fn a_stuck_cell_that_may_wait_is_settled_and_holds_the_next_one_up() {
     let mut machine = machine(Stuck::Wait, Recovery::Restart);
@@ -236,16 +299,7 @@ fn what_is_aborted_before_it_runs_never_runs() {
             (Input::Execute(3, cell(None)), ""),
             (Input::Cancel(3), "3: Aborted"),
             (Input::Cancel(2), "interrupt 1; arm Grace(1) 2000"),
-            (
-                Input::Done(
-                    1,
-                    Done {
-                        interrupted: true,
-                        ..Done::default()
-                    },
-                ),
-                "2: Interrupted",
-            ),
+            (Input::Done(1, interrupted()), "2: Interrupted"),
         ],
     );
 }

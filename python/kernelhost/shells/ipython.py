@@ -20,6 +20,7 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.profiledir import ProfileDir
+from IPython.utils.text import LSString, SList
 from traitlets import Type
 from traitlets.config import Config
 
@@ -187,6 +188,16 @@ class Shell(InteractiveShell):
 
     # Running
 
+    def run_cell(self, *arguments, **options):
+        """A cell that runs code through the shell (`%%time` and `%%capture` do) is interrupted with that code."""
+        nested = self.depth
+        result = super().run_cell(*arguments, **options)
+        if nested:
+            error = result.error_in_exec
+            if isinstance(error, KeyboardInterrupt) and self.life.interrupts.struck:
+                raise error
+        return result
+
     def should_run_async(self, raw_cell, *, transformed_cell=None, preprocessing_exc_tuple=None):
         """As IPython answers it, but without compiling a cell that cannot await anything."""
         text = raw_cell if transformed_cell is None else transformed_cell
@@ -195,6 +206,17 @@ class Shell(InteractiveShell):
         return super().should_run_async(
             raw_cell, transformed_cell=transformed_cell, preprocessing_exc_tuple=preprocessing_exc_tuple
         )
+
+    def _find_with_lazy_load(self, type_, magic_name):
+        found = self._load_magic(type_, magic_name)
+        if self.life is not None:
+            self.life.interrupts.check()
+        return found
+
+    @wall
+    def _load_magic(self, type_, magic_name):
+        # A module that is interrupted while it registers its magics is never asked for them again.
+        return super()._find_with_lazy_load(type_, magic_name)
 
     async def run_code(self, code_obj, result=None, *, async_=False):
         __tracebackhide__ = "__ipython_bottom__"
@@ -223,6 +245,9 @@ class Shell(InteractiveShell):
             error = failures.as_interrupt(error)
         if result is not None:
             result.error_in_exec = error
+        if self.depth > 1 and isinstance(error, KeyboardInterrupt) and life.interrupts.struck:
+            # Told as the end of the cell itself.
+            return
         if self.depth > 1:
             self.showtraceback((type(error), error, error.__traceback__))
         elif isinstance(error, self.custom_exceptions):
@@ -308,6 +333,27 @@ class Shell(InteractiveShell):
             raise subprocess.CalledProcessError(code, cmd)
 
     system_raw = system_piped = system
+
+    def getoutput(self, cmd, split=True, depth=0):
+        """`x = !cmd`. IPython's own takes an interrupt for the end of the command, and the cell would go on."""
+        import subprocess
+
+        if cmd.rstrip().endswith("&"):
+            raise OSError("Background processes not supported.")
+        done = subprocess.run(
+            self.var_expand(cmd, depth=depth + 1),
+            shell=True,
+            executable=os.environ.get("SHELL"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        if getattr(self, "system_raise_on_error", False):
+            self.user_ns["_exit_code"] = done.returncode
+            if done.returncode != 0:
+                raise subprocess.CalledProcessError(done.returncode, cmd)
+        text = done.stdout.decode("utf-8", "replace")
+        return SList(text.splitlines()) if split else LSString(text)
 
 
 def _without_incompleteness(error):

@@ -14,6 +14,8 @@ from IPython.core.magic import cell_magic, magics_class
 from IPython.core.magics.script import ScriptMagics, script_args
 from IPython.utils.process import arg_split
 
+from ..interrupts import wall
+
 # How long a program that has felt an interrupt gets to end by itself, and then to end after SIGTERM.
 _SECONDS_TO_END = 0.5
 
@@ -75,6 +77,7 @@ class ScriptsOnOurOutput(ScriptMagics):
             names[args.proc] = process
 
 
+@wall
 def _end(process):
     for ask in (None, process.terminate, process.kill):
         if ask is not None:
