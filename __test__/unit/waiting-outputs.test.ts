@@ -55,7 +55,7 @@ test('what a clear has taken away goes, with its updates; updates of an earlier 
     clear(true),
     text('gone too'),
     clear(true),
-    display('mine', '4', true),
+    display('other', '4', true),
     text('stays'),
   ];
   assert.deepEqual(taken(outputs), ['update 3', 'clear later', 'update 4', 'stays']);
