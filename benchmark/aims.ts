@@ -32,6 +32,17 @@ export function judge(results: Results, facts: PackageFacts): Verdict[] {
     ),
     atMost('PSS of a kernel itself: at most 1/6 of (a)', 1 / 6, '×', ratio('memory', 'kernelhost', 'jupyter-client')),
     atLeast('lines per second: at least 2× of (a)', 2, '×', ratio('rate', 'kernelhost', 'jupyter-client')),
+    atMost(
+      '100 MB without a listener: at least 300 MB/s',
+      100 / 0.3,
+      'ms',
+      results.median('bulk-capped', 'kernelhost'),
+    ),
+    atMost('write → onOutput: at most 5 ms', 5, 'ms', results.median('delivery', 'kernelhost')),
+    atMost('1+1 beside four floods: at most 5 ms', 5, 'ms', results.median('pressure', 'kernelhost')),
+    atMost('… event loop delay: at most 20 ms', 20, 'ms', results.median('pressure-delay', 'kernelhost')),
+    atMost('… daemon: at most +64 MB', 64, 'MB', megabytes(results.median('pressure-memory', 'kernelhost'))),
+    atMost('… all interrupted: at most 2 s', 2000, 'ms', results.median('pressure-stop', 'kernelhost')),
     atMost('SIGKILL → known: at most 10 ms', 10, 'ms', results.median('death', 'kernelhost')),
     atMost('idle kernels: no CPU time of the daemon (10 s)', 10, 'ms', results.median('idle-daemon', 'kernelhost')),
     atMost(

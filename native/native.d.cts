@@ -58,6 +58,7 @@ export interface Cell {
   stderr: string
   missingStdoutBytes: number
   missingStderrBytes: number
+  missingDisplays: number
   outputs: Array<Output>
   executionCount: number
   durationMs: number

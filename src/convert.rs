@@ -281,6 +281,7 @@ impl From<event::CellResult> for dto::Cell {
             stderr: from.stderr,
             missing_stdout_bytes: number(from.missing_stdout_bytes),
             missing_stderr_bytes: number(from.missing_stderr_bytes),
+            missing_displays: number(from.missing_displays),
             outputs: from.outputs.into_iter().map(dto::Output::from).collect(),
             execution_count: from.execution_count,
             duration_ms: ms(from.duration),

@@ -277,6 +277,7 @@ pub struct Cell {
     pub stderr: String,
     pub missing_stdout_bytes: f64,
     pub missing_stderr_bytes: f64,
+    pub missing_displays: f64,
     pub outputs: Vec<Output>,
     pub execution_count: u32,
     pub duration_ms: f64,

@@ -49,6 +49,8 @@ export interface CellResult {
   stderr: string;
   /** Cut out by maxOutputBytes. */
   missing: { stdoutBytes: number; stderrBytes: number };
+  /** How many displays and values are not in `outputs`, because they were too many or too large together. */
+  missingDisplays: number;
   displays: Display[];
   /** All of the above, in order. */
   outputs: Output[];
@@ -107,6 +109,7 @@ export function toCellResult(cell: NativeCell, life: Life): CellResult {
     stdout: cell.stdout,
     stderr: cell.stderr,
     missing: { stdoutBytes: cell.missingStdoutBytes, stderrBytes: cell.missingStderrBytes },
+    missingDisplays: cell.missingDisplays,
     displays,
     outputs,
     error,

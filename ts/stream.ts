@@ -3,6 +3,8 @@
 import { KernelHostError } from './errors.ts';
 import type { NativeOutput } from './native.ts';
 import { type CellResult, type Output, toOutput } from './result.ts';
+import { turns } from './turns.ts';
+import { WaitingOutputs } from './waiting-outputs.ts';
 
 export interface CellStream extends AsyncIterable<Output> {
   /** Settles when the cell is over, however the loop was left. */
@@ -18,7 +20,7 @@ export class OutputStream implements CellStream {
   readonly #result: Promise<CellResult>;
   readonly #credit: (bytes: number) => void;
   readonly #cancel: () => void;
-  #waiting: { output: NativeOutput; bytes: number }[] = [];
+  readonly #waiting: WaitingOutputs;
   #owed = 0;
   #mode: 'untouched' | 'reading' | 'left' | 'dropping' = 'untouched';
   #over = false;
@@ -29,6 +31,7 @@ export class OutputStream implements CellStream {
     credit: (bytes: number) => void,
   ) {
     this.#credit = credit;
+    this.#waiting = new WaitingOutputs(credit);
     const { result, cancel } = run(this.#push);
     this.#cancel = cancel;
     this.#result = result;
@@ -70,12 +73,14 @@ export class OutputStream implements CellStream {
       this.#credit(bytes);
       return;
     }
-    this.#waiting.push({ output, bytes });
+    this.#waiting.push(output, bytes);
     this.#wakeReader();
   };
 
   async #read(): Promise<IteratorResult<Output, undefined>> {
     this.#giveBack();
+    // A loop that awaits nothing else would go on in microtasks for as long as outputs wait.
+    if (turns.isOver()) await turns.next();
     while (this.#mode === 'reading') {
       const next = this.#waiting.shift();
       if (next !== undefined) {
@@ -98,7 +103,7 @@ export class OutputStream implements CellStream {
     if (this.#mode !== 'reading') return;
     this.#mode = 'left';
     this.#giveBack();
-    this.#discard();
+    this.#waiting.drop();
     if (!this.#over) this.#cancel();
     this.#wakeReader();
   }
@@ -106,12 +111,7 @@ export class OutputStream implements CellStream {
   #drop(): void {
     if (this.#mode !== 'untouched') return;
     this.#mode = 'dropping';
-    this.#discard();
-  }
-
-  #discard(): void {
-    for (const { bytes } of this.#waiting) this.#credit(bytes);
-    this.#waiting = [];
+    this.#waiting.drop();
   }
 
   #giveBack(): void {

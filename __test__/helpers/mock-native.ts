@@ -189,6 +189,7 @@ export function cell(change: Partial<NativeCell> = {}): NativeCell {
     stderr: '',
     missingStdoutBytes: 0,
     missingStderrBytes: 0,
+    missingDisplays: 0,
     outputs: [],
     executionCount: 1,
     durationMs: 1,

@@ -109,19 +109,23 @@ test('outputs reach onOutput one after the other, and execute waits for the last
   assert.equal(mock.credited, 7);
 });
 
-test('a flood of outputs in one batch costs one credit call', async () => {
+test('a flood of outputs in one batch reaches its listener whole, and costs few credit calls', async () => {
   const { native, kernel, mock } = hosted();
-  let count = 0;
-  const call = kernel.execute('x', { onOutput: () => void count++ });
+  let text = '';
+  const call = kernel.execute('x', {
+    onOutput: (output) => {
+      if (output.kind === 'text') text += output.text;
+    },
+  });
   const { request } = native.last('execute');
   await native.send(
-    ...Array.from({ length: 1000 }, () => cellOutput(request, 'x', 2)),
+    ...Array.from({ length: 1000 }, (_, i) => cellOutput(request, `${i} `, 2)),
     settled(request, { kind: 'cell', cell: cell() }),
   );
   await call;
-  assert.equal(count, 1000);
+  assert.equal(text, Array.from({ length: 1000 }, (_, i) => `${i} `).join(''));
   assert.equal(mock.credited, 2000);
-  assert.equal(mock.creditCalls, 1);
+  assert.ok(mock.creditCalls < 50, String(mock.creditCalls));
 });
 
 for (const [title, body, expected] of [

@@ -4,7 +4,7 @@
  */
 import { createInterface } from 'node:readline';
 import { setTimeout as sleep } from 'node:timers/promises';
-import type { CellOutcome, DrivenKernel, Driver, DriverOptions } from './driver.ts';
+import type { CellOutcome, DrivenKernel, Driver, DriverOptions, Floods } from './driver.ts';
 import { type Answers, holdAtOnce, type Request, warmUpCells } from './protocol.ts';
 
 type Drivers = Record<string, () => Promise<(options: DriverOptions) => Promise<Driver>>>;
@@ -117,6 +117,11 @@ class Daemon {
     return { ms: performance.now() - began, received: stdout.length };
   }
 
+  get floods(): Floods {
+    if (this.#driver.floods === undefined) throw new Error('only kernelhost is measured by this');
+    return this.#driver.floods;
+  }
+
   async close(): Promise<Answers['close']> {
     await this.release();
     await this.#main.end();
@@ -156,6 +161,12 @@ async function answer(request: Request): Promise<Answers[Request['do']]> {
       return daemon.lines(request.count);
     case 'bulk':
       return daemon.bulk(request.bytes, request.capped);
+    case 'delivery':
+      return daemon.floods.delivery(request.count);
+    case 'picture':
+      return daemon.floods.picture(request.count);
+    case 'pressure':
+      return daemon.floods.pressure(request.ms);
     case 'close':
       return daemon.close();
   }

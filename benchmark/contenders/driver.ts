@@ -1,8 +1,18 @@
 /** What a Node contender implements; `daemon.ts` measures it. */
 
+import type { Answers } from './protocol.ts';
+
 export interface Driver {
   startKernel(): Promise<DrivenKernel>;
   close(): Promise<void>;
+  /** Where the contender is kernelhost: what only it is measured by. */
+  floods?: Floods;
+}
+
+export interface Floods {
+  delivery(count: number): Promise<Answers['delivery']>;
+  picture(count: number): Promise<Answers['picture']>;
+  pressure(ms: number): Promise<Answers['pressure']>;
 }
 
 export interface DriverOptions {

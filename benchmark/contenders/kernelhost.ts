@@ -1,6 +1,7 @@
 /** kernelhost itself, every kernel forked from a warm template. */
 import { type Kernel, KernelHost } from '../../index.js';
 import type { CellOutcome, DrivenKernel, Driver, DriverOptions } from './driver.ts';
+import { delivery, picture, pressure } from './output-floods.ts';
 
 /** More than any measure prints, so that the whole output arrives. */
 const unlimited = 256 * 1024 * 1024;
@@ -23,7 +24,19 @@ async function openHost({ python, folder }: DriverOptions, shell: 'ipython' | 'p
       return new ForkedKernel(kernel, life.pid);
     },
     close: () => host.close(),
+    floods: {
+      delivery: (count) => withKernel(host, (kernel) => delivery(kernel, count)),
+      picture: (count) => withKernel(host, (kernel) => picture(kernel, count)),
+      pressure: (ms) => pressure(host, ms),
+    },
   };
+}
+
+async function withKernel<Result>(host: KernelHost, measure: (kernel: Kernel) => Promise<Result>): Promise<Result> {
+  const kernel = host.kernel();
+  const result = await measure(kernel);
+  await kernel.close({ graceMs: 0 });
+  return result;
 }
 
 class ForkedKernel implements DrivenKernel {

@@ -23,6 +23,12 @@ export type Request =
   | { do: 'lines'; count: number }
   /** Print `bytes` bytes in one call; `capped` leaves the contender's own limit on output in place. */
   | { do: 'bulk'; bytes: number; capped: boolean }
+  /** Print `count` lines, 5 ms apart, to a listener. kernelhost only. */
+  | { do: 'delivery'; count: number }
+  /** Display 1 MB, `count` times. kernelhost only. */
+  | { do: 'picture'; count: number }
+  /** Let four kernels print for `ms` while a fifth is asked. kernelhost only. */
+  | { do: 'pressure'; ms: number }
   | { do: 'close' };
 
 /** The fields that `do` asks for; times in ms. */
@@ -36,6 +42,9 @@ export interface Answers {
   death: { ms: number };
   lines: { ms: number; lines: number };
   bulk: { ms: number; received: number };
+  delivery: { ms: number[] };
+  picture: { ms: number[] };
+  pressure: { ms: number[]; delayMs: number; bytes: number; stopMs: number };
   close: Record<string, never>;
 }
 

@@ -7,6 +7,20 @@ import { lines } from './lines.ts';
 import { many } from './many.ts';
 import type { Measure } from './measure.ts';
 import { memory } from './memory.ts';
+import { delivery, picture, pressure } from './output-floods.ts';
 import { start } from './start.ts';
 
-export const measures: readonly Measure[] = [start, cell, lines, bulk, bulkCapped, death, memory, many, idle];
+export const measures: readonly Measure[] = [
+  start,
+  cell,
+  lines,
+  bulk,
+  bulkCapped,
+  delivery,
+  picture,
+  pressure,
+  death,
+  memory,
+  many,
+  idle,
+];

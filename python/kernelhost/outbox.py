@@ -11,43 +11,74 @@ from . import wires
 from .interrupts import wall
 
 # What is left of a text that would not fit into a frame.
-HEAD_CHARACTERS = 1_000_000
-ERROR_CHARACTERS = 100_000
+HEAD_CHARACTERS = TAIL_CHARACTERS = 500_000
+ERROR_CHARACTERS = 50_000
 ERROR_ENTRIES = 200
+# What a bundle may be besides its largest texts.
+_ROOM_FOR_OTHERS = 1024 * 1024
 
 
-def cut_text(text, keep=HEAD_CHARACTERS):
-    if len(text) <= keep:
+def cut_text(text, head=HEAD_CHARACTERS, tail=TAIL_CHARACTERS):
+    """The head and the tail of a text, and how much of it is missing between them."""
+    if len(text) <= head + tail:
         return text
-    return f"{text[:keep]}… [{len(text) - keep} characters cut]"
+    return f"{text[:head]}… [{len(text) - head - tail} characters cut] …{text[-tail:]}"
 
 
-def cut_bundle(bundle):
-    """A bundle that surely fits into a frame."""
-    data = bundle["data"]
-    text = data.get("text/plain")
-    if not isinstance(text, str):
-        sizes = ", ".join(f"{mime} of {len(each)}" for mime, each in data.items() if hasattr(each, "__len__"))
-        text = f"[cut: {sizes} characters are too many to be sent]"
-    return {"data": {"text/plain": cut_text(text)}, "metadata": {}}
+def _size(thing):
+    return len(thing) if isinstance(thing, (str, bytes, bytearray, memoryview)) else 0
+
+
+def is_too_large(data):
+    """Whether a bundle surely does not fit: to find that out by encoding it would take several times its memory."""
+    return isinstance(data, dict) and sum(map(_size, data.values())) > wires.LIMIT
+
+
+def cut_bundle(data):
+    """A bundle that surely fits into a frame: small parts as they are, text cut, and a note of what was left out."""
+    kept, missing = {}, {}
+    for mime, part in data.items():
+        if mime == "text/plain" and isinstance(part, str):
+            kept[mime] = cut_text(part)
+            if kept[mime] is not part:
+                missing[mime] = len(part) - HEAD_CHARACTERS - TAIL_CHARACTERS
+        elif isinstance(part, (str, bytes, bytearray)) and len(part) <= _ROOM_FOR_OTHERS // (2 * len(data)):
+            kept[mime] = part
+        else:
+            missing[mime] = _size(part) or None
+    left_out = {mime: size for mime, size in missing.items() if mime != "text/plain"}
+    if left_out:
+        sizes = ", ".join(mime if size is None else f"{mime} of {size}" for mime, size in left_out.items())
+        note = f"[left out, because all of it is more than the {wires.LIMIT} bytes that can be shown at once: {sizes}]"
+        text = kept.get("text/plain")
+        kept["text/plain"] = note if text is None else f"{text}\n{note}"
+    return kept, {"kernelhost": {"missing": missing}}
 
 
 def cut_error(error):
     """An error that surely fits into a frame."""
-    lines = [cut_text(line, ERROR_CHARACTERS) for line in error["traceback"]]
+    lines = [cut_text(line, ERROR_CHARACTERS, ERROR_CHARACTERS) for line in error["traceback"]]
     if len(lines) > ERROR_ENTRIES:
         half = ERROR_ENTRIES // 2
         lines = [*lines[:half], f"… [{len(lines) - 2 * half} entries cut]", *lines[-half:]]
-    value = cut_text(error["value"], ERROR_CHARACTERS)
-    return {"name": cut_text(error["name"], ERROR_CHARACTERS), "value": value, "traceback": lines}
+    name, value = (cut_text(error[key], ERROR_CHARACTERS, ERROR_CHARACTERS) for key in ("name", "value"))
+    return {"name": name, "value": value, "traceback": lines}
+
+
+def _cut_value(value):
+    data, metadata = cut_bundle(value["data"])
+    return {"data": data, "metadata": metadata}
 
 
 def bundle_payload(extra, data, metadata):
     """The payload of a frame that holds a MIME bundle, cut or explained where it cannot be sent as it is."""
-    try:
-        return wires.payload_of({"data": data, "metadata": metadata, **extra})
-    except wires.TooLarge:
-        return wires.payload_of({**cut_bundle({"data": data}), **extra})
+    if not is_too_large(data):
+        try:
+            return wires.payload_of({"data": data, "metadata": metadata, **extra})
+        except wires.TooLarge:
+            pass
+    data, metadata = cut_bundle(data)
+    return wires.payload_of({"data": data, "metadata": metadata, **extra})
 
 
 class Outbox:
@@ -111,6 +142,8 @@ class Outbox:
 
     def done(self, cell, outcome, interrupted):
         value, self.value = self.value, None
+        if value is not None and is_too_large(value["data"]):
+            value = _cut_value(value)
         answer = {
             "status": "ok" if outcome.error is None else "error",
             "executionCount": outcome.count,
@@ -122,7 +155,7 @@ class Outbox:
             payload = wires.payload_of(answer)
         except wires.TooLarge:
             if value is not None:
-                answer["value"] = cut_bundle(value)
+                answer["value"] = _cut_value(value)
             if outcome.error is not None:
                 answer["error"] = cut_error(outcome.error)
             payload = wires.payload_of(answer)

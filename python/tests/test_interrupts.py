@@ -321,6 +321,7 @@ count
         cells = ("1 + 1", "x = [i for i in range(200)]", "display(1); 2", "1/0", "print('a')\n3", "sum(range(2000))")
         waiting = "await asyncio.sleep(0.001)"
         for life in self.lives():
+            self.assert_ok(life.run("import asyncio"))
             for n in range(1000):
                 life.start_cell(waiting if n % 10 == 0 else draw.choice(cells))
                 until = time.perf_counter() + draw.random() * 0.0012

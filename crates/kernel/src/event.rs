@@ -167,6 +167,8 @@ pub struct CellResult {
     pub stderr: String,
     pub missing_stdout_bytes: u64,
     pub missing_stderr_bytes: u64,
+    /// Displays and values that were too many or too large to be kept.
+    pub missing_displays: u64,
     /// All of it in order, the value and the error last.
     pub outputs: Vec<Output>,
     pub execution_count: u32,

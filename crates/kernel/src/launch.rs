@@ -276,7 +276,7 @@ impl Attempt {
             return Err(Problem::Ended);
         };
         loop {
-            match timeout_at(deadline, life.event(true)).await {
+            match timeout_at(deadline, life.event(usize::MAX)).await {
                 Err(_) => return Err(Problem::NotReady { limit }),
                 Ok(LifeEvent::Message(Message::Ready(ready))) => return Ok(ready),
                 Ok(LifeEvent::Message(Message::InitBegins)) => self.init_has_begun = true,

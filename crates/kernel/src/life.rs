@@ -45,6 +45,12 @@ const MAX_UNAWAITED: usize = 4096;
 /// One read of a pipe: the default size of a pipe's buffer.
 const READ_BYTES: usize = 64 * 1024;
 
+/// Where a read has brought no more than this, and the next could follow at once, it is put off: whoever prints line by line
+/// would otherwise cost a wake-up here and an event in JavaScript for each of them.
+const SMALL_READ_BYTES: usize = 8 * 1024;
+/// By how much: short enough to be called at once, long enough for hundreds of lines.
+const GATHER: Duration = Duration::from_millis(1);
+
 /// The host's ends of a life's wires, and the life's.
 pub struct Wires {
     pub wire: Wire,
@@ -133,6 +139,9 @@ pub struct Life {
     unawaited: usize,
     pending: VecDeque<LifeEvent>,
     buffer: Vec<u8>,
+    /// Until when the pipes are left alone, so that what is printed bit by bit is read in one go.
+    gather_until: Option<Instant>,
+    last_read: Instant,
 }
 
 pub enum LifeEvent {
@@ -260,6 +269,8 @@ impl Life {
             unawaited: 0,
             pending: VecDeque::new(),
             buffer: Vec::new(),
+            gather_until: None,
+            last_read: Instant::now(),
         })
     }
 
@@ -323,15 +334,16 @@ impl Life {
     }
 
     /// What happens next. Text that was written before a message comes before it. Loses nothing when its future is dropped.
-    /// With `read_output` false the pipes are left alone, so that the writer feels it.
-    pub async fn event(&mut self, read_output: bool) -> LifeEvent {
+    /// `room`: how much one read may bring. With 0 the pipes are left alone and no barrier is passed, so that whoever prints or
+    /// shows feels it.
+    pub async fn event(&mut self, room: usize) -> LifeEvent {
         loop {
             // One that never stops talking gets no more than its turn.
             tokio::task::coop::consume_budget().await;
             if let Some(event) = self.pending.pop_front() {
                 return event;
             }
-            if self.barrier.is_some() {
+            if room > 0 && self.barrier.is_some() {
                 if self.take_message_now() {
                     continue;
                 }
@@ -345,6 +357,8 @@ impl Life {
             let [stdout, stderr] = &self.outputs;
             let unreachable = self.unreachable_at;
             let is_heard = unreachable.is_none() && !self.broken;
+            let gather_until = self.gather_until;
+            let read_pipes = room > 0 && gather_until.is_none();
             tokio::select! {
                 biased;
                 heard = self.wire.next(), if is_heard => match heard {
@@ -374,8 +388,9 @@ impl Life {
                     while self.take_message_now() {}
                     self.pending.push_back(LifeEvent::Ended);
                 }
-                () = readable(stdout.as_ref()), if read_output => self.take_text(Stream::Stdout, READ_BYTES),
-                () = readable(stderr.as_ref()), if read_output => self.take_text(Stream::Stderr, READ_BYTES),
+                () = readable(stdout.as_ref()), if read_pipes => self.read_pipe(Stream::Stdout, room),
+                () = readable(stderr.as_ref()), if read_pipes => self.read_pipe(Stream::Stderr, room),
+                () = sleep_until(gather_until.unwrap_or_else(Instant::now)), if gather_until.is_some() => self.gather_until = None,
                 () = sleep_until(unreachable.unwrap_or_else(Instant::now)), if unreachable.is_some() => {
                     self.unreachable_at = Some(Instant::now() + UNREACHABLE);
                     return LifeEvent::Broken("it closed its wires and went on".to_owned());
@@ -451,16 +466,26 @@ impl Life {
         }
     }
 
-    /// One read of at most `limit` bytes. Forgets the pipe at its end of file.
-    fn take_text(&mut self, stream: Stream, limit: usize) {
+    /// One read, and then perhaps a pause before the next.
+    fn read_pipe(&mut self, stream: Stream, room: usize) {
+        let now = Instant::now();
+        let count = self.take_text(stream, room.min(READ_BYTES));
+        if count <= SMALL_READ_BYTES && now < self.last_read + GATHER {
+            self.gather_until = Some(now + GATHER);
+        }
+        self.last_read = now;
+    }
+
+    /// One read of at most `limit` bytes, and how many there were. Forgets the pipe at its end of file.
+    fn take_text(&mut self, stream: Stream, limit: usize) -> usize {
         let Some(pipe) = &self.outputs[stream as usize] else {
-            return;
+            return 0;
         };
         self.buffer.resize(limit, 0);
         let count = match pipe.try_read(&mut self.buffer) {
             Ok(0) => {
                 self.outputs[stream as usize] = None;
-                return;
+                return 0;
             }
             Ok(count) => count,
             // tokio may not have noticed yet what is there already.
@@ -469,7 +494,7 @@ impl Life {
             }
             Err(_) => {
                 self.outputs[stream as usize] = None;
-                return;
+                return 0;
             }
         };
         let bytes = &self.buffer[..count];
@@ -482,13 +507,14 @@ impl Life {
                 self.pending.push_back(LifeEvent::Text(stream, text));
             }
         }
+        count
     }
 
     /// Waits for the end, at most this long, while the pipes are read. Messages that come are dropped.
     pub async fn wait_for_end(&mut self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         loop {
-            match timeout_at(deadline, self.event(true)).await {
+            match timeout_at(deadline, self.event(usize::MAX)).await {
                 Ok(LifeEvent::Ended) => return true,
                 Ok(_) => {}
                 Err(_) => return self.has_ended(),
@@ -616,7 +642,9 @@ impl Life {
                 }
             };
             match timeout_at(deadline, ready).await {
-                Ok(stream) => self.take_text(stream, READ_BYTES),
+                Ok(stream) => {
+                    self.take_text(stream, READ_BYTES);
+                }
                 Err(_) => break,
             }
             if Instant::now() >= deadline {

@@ -1,15 +1,20 @@
 //! What a cell puts out: decoded as it comes, kept within its caps with head and tail, and paid for with credit when somebody
 //! listens.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::Notify;
 
 /// Bytes of output that may be on their way to listeners before the kernel's pipes are left alone, so that a slow
-/// listener slows the kernel down and does not fill the daemon's memory.
-const CREDIT_BYTES: usize = 1024 * 1024;
+/// listener slows the kernel down and does not fill the daemon's memory. More would only make what it gets older.
+const CREDIT_BYTES: usize = 256 * 1024;
+/// One read of a pipe: the default size of a pipe's buffer.
+const READ_BYTES: usize = 64 * 1024;
+/// One read while a listener is behind. It pays for each output, so smaller ones slow the kernel down sooner, which leaves the
+/// processor to others.
+const BEHIND_READ_BYTES: usize = 16 * 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
@@ -45,9 +50,10 @@ pub enum Output {
 }
 
 impl Output {
-    /// What it weighs against the credit. Never 0, so that a flood of empty ones is felt too.
+    /// What it weighs against the credit. A small one is not free: a flood of them would keep JavaScript busy with taking
+    /// them, and each costs it some hundred bytes.
     pub fn bytes(&self) -> usize {
-        64 + match self {
+        512 + match self {
             Self::Text { text, .. } => text.len(),
             Self::Display { data, metadata, .. } | Self::Value { data, metadata } => data.len() + metadata.len(),
             Self::Clear { .. } => 0,
@@ -151,6 +157,19 @@ enum Run {
     Other(Output),
 }
 
+/// What a collector keeps besides text before it looks for what can go.
+#[derive(Debug, Clone, Copy)]
+struct Bounds {
+    count: usize,
+    bytes: usize,
+}
+
+/// One display may be as large as a frame, and all of a cell may be as large as that together.
+const BOUNDS: Bounds = Bounds {
+    count: 4096,
+    bytes: 64 * 1024 * 1024,
+};
+
 /// Everything one cell puts out.
 #[derive(Debug)]
 pub struct Collector {
@@ -158,6 +177,10 @@ pub struct Collector {
     runs: Vec<Run>,
     /// Past this many runs those whose text is all cut out are merged; doubled when that does not help.
     tidy_at: usize,
+    bounds: Bounds,
+    /// How much of the runs is no text, and what it weighs.
+    others: Bounds,
+    missing_displays: u64,
 }
 
 /// What a collector has kept.
@@ -167,6 +190,7 @@ pub struct Collected {
     pub stderr: String,
     pub missing_stdout_bytes: u64,
     pub missing_stderr_bytes: u64,
+    pub missing_displays: u64,
     pub outputs: Vec<Output>,
 }
 
@@ -177,6 +201,9 @@ impl Collector {
             kept: [Kept::new(cap), Kept::new(cap)],
             runs: Vec::new(),
             tidy_at: 1024,
+            bounds: BOUNDS,
+            others: Bounds { count: 0, bytes: 0 },
+            missing_displays: 0,
         }
     }
 
@@ -196,7 +223,24 @@ impl Collector {
     }
 
     pub fn other(&mut self, output: Output) {
+        self.others.count += 1;
+        self.others.bytes += output.bytes();
         self.runs.push(Run::Other(output));
+        if self.exceeds(self.bounds) {
+            self.drop_superseded();
+            let half = Bounds {
+                count: self.bounds.count / 2,
+                bytes: self.bounds.bytes / 2,
+            };
+            // Down to half, so that the next look is a long way off.
+            if self.exceeds(half) {
+                self.cut_middle();
+            }
+        }
+    }
+
+    fn exceeds(&self, bounds: Bounds) -> bool {
+        self.others.count > bounds.count || self.others.bytes > bounds.bytes
     }
 
     /// What has been kept so far.
@@ -232,8 +276,102 @@ impl Collector {
             stderr,
             missing_stdout_bytes,
             missing_stderr_bytes,
+            missing_displays: self.missing_displays,
             outputs,
         }
+    }
+
+    /// Drops what can no longer be seen: updates that a later one of their display replaces, and what was shown before the
+    /// last clear. Whoever shows the outputs that are left ends up with the same picture. Text is kept: it has a cap of its own.
+    fn drop_superseded(&mut self) {
+        let cleared = self.last_clear();
+        // Updates of these have gone with them. Other updates are of displays that an earlier cell has shown.
+        let gone: HashSet<&str> = self.runs[..cleared].iter().filter_map(shown_id).collect();
+        let mut newer: HashSet<&str> = HashSet::new();
+        let mut keep = vec![true; self.runs.len()];
+        for (place, run) in self.runs.iter().enumerate().rev() {
+            keep[place] = match run {
+                Run::Text(..) | Run::Other(Output::Error { .. }) => true,
+                Run::Other(Output::Display {
+                    display_id: Some(id),
+                    update: true,
+                    ..
+                }) => !(place < cleared && gone.contains(id.as_str())) && newer.insert(id),
+                // A clear that waits for what comes next says nothing once another follows it.
+                Run::Other(Output::Clear { wait: true }) => {
+                    place >= cleared && !matches!(self.runs.get(place + 1), Some(Run::Other(Output::Clear { .. })))
+                }
+                Run::Other(_) => place >= cleared,
+            };
+        }
+        self.keep(&keep);
+    }
+
+    /// Where the last clear is that has taken effect; 0 if there is none.
+    fn last_clear(&self) -> usize {
+        let mut cleared = 0;
+        let mut waiting = None;
+        for (place, run) in self.runs.iter().enumerate() {
+            match run {
+                Run::Other(Output::Clear { wait: false }) => (cleared, waiting) = (place, None),
+                Run::Other(Output::Clear { wait: true }) => waiting = Some(place),
+                // An update changes what is there, and is not the new output that a clear waits for.
+                Run::Other(Output::Display { update: true, .. }) => {}
+                _ => cleared = waiting.take().unwrap_or(cleared),
+            }
+        }
+        cleared
+    }
+
+    /// Keeps the first and the last of what is no text, and counts the rest.
+    fn cut_middle(&mut self) {
+        let quarter = Bounds {
+            count: self.bounds.count / 4,
+            bytes: self.bounds.bytes / 4,
+        };
+        let mut keep = vec![false; self.runs.len()];
+        let places = || self.runs.iter().enumerate();
+        for (from_end, places) in [
+            (false, Box::new(places()) as Box<dyn Iterator<Item = (usize, &Run)>>),
+            (true, Box::new(places().rev())),
+        ] {
+            let mut so_far = Bounds { count: 0, bytes: 0 };
+            for (place, run) in places {
+                let Run::Other(output) = run else { continue };
+                so_far.count += 1;
+                so_far.bytes += output.bytes();
+                let is_newest = from_end && so_far.count == 1;
+                if !is_newest && (so_far.count > quarter.count || so_far.bytes > quarter.bytes) {
+                    break;
+                }
+                keep[place] = true;
+            }
+        }
+        for (place, run) in self.runs.iter().enumerate() {
+            match run {
+                Run::Other(Output::Display { .. } | Output::Value { .. }) => {
+                    self.missing_displays += u64::from(!keep[place]);
+                }
+                _ => keep[place] = true,
+            }
+        }
+        self.keep(&keep);
+    }
+
+    /// Drops the other runs, and joins the texts that touch then.
+    fn keep(&mut self, keep: &[bool]) {
+        let mut kept: Vec<Run> = Vec::new();
+        for (run, keep) in self.runs.drain(..).zip(keep) {
+            match (run, kept.last_mut()) {
+                (Run::Text(stream, length), Some(Run::Text(last, so_far))) if *last == stream => *so_far += length,
+                (Run::Other(output), _) if !keep => {
+                    self.others.count -= 1;
+                    self.others.bytes -= output.bytes();
+                }
+                (run, _) => kept.push(run),
+            }
+        }
+        self.runs = kept;
     }
 
     /// Merges text runs that touch once the runs between them, whose text is cut out, are taken away.
@@ -264,6 +402,18 @@ impl Collector {
             tidied.push(run);
         }
         self.runs = tidied;
+    }
+}
+
+/// The id under which a run shows something that can be updated.
+fn shown_id(run: &Run) -> Option<&str> {
+    match run {
+        Run::Other(Output::Display {
+            display_id: Some(id),
+            update: false,
+            ..
+        }) => Some(id),
+        _ => None,
     }
 }
 
@@ -313,13 +463,18 @@ impl CreditAccount {
         self.returned.notify_one();
     }
 
-    pub fn is_exhausted(&self) -> bool {
-        self.owed.load(Ordering::Acquire) >= CREDIT_BYTES
+    /// How much may be read at once; 0: nothing, until there is credit again.
+    pub fn room(&self) -> usize {
+        match self.owed.load(Ordering::Acquire) {
+            0 => READ_BYTES,
+            owed if owed < CREDIT_BYTES => BEHIND_READ_BYTES,
+            _ => 0,
+        }
     }
 
     /// Resolves when there is credit again.
     pub async fn available(&self) {
-        while self.is_exhausted() {
+        while self.room() == 0 {
             self.returned.notified().await;
         }
     }
@@ -380,6 +535,136 @@ mod tests {
                 prop_assert!((0..=text.len()).any(|left| text.is_char_boundary(left) && agree(left)));
             }
         }
+    }
+
+    /// What somebody sees who shows outputs one after the other, as a notebook does: the items, and whether a clear waits.
+    fn picture(outputs: &[Output]) -> (Vec<(Option<String>, String)>, bool) {
+        let mut shown: Vec<(Option<String>, String)> = Vec::new();
+        let mut clear_waits = false;
+        for output in outputs {
+            let item = match output {
+                Output::Clear { wait: false } => {
+                    shown.clear();
+                    clear_waits = false;
+                    continue;
+                }
+                Output::Clear { wait: true } => {
+                    clear_waits = true;
+                    continue;
+                }
+                Output::Display {
+                    data,
+                    display_id,
+                    update: true,
+                    ..
+                } => {
+                    shown
+                        .iter_mut()
+                        .filter(|(id, _)| id == display_id)
+                        .for_each(|item| item.1.clone_from(data));
+                    continue;
+                }
+                Output::Display { data, display_id, .. } => (display_id.clone(), data.clone()),
+                Output::Text { text, .. } => (Some("text".to_owned()), text.clone()),
+                Output::Value { data, .. } => (None, data.clone()),
+                Output::Error { name, .. } => (None, name.clone()),
+            };
+            if std::mem::take(&mut clear_waits) {
+                shown.clear();
+            }
+            match (shown.last_mut(), &item.0) {
+                (Some((Some(last), text)), Some(id)) if id == "text" && last == id => *text += &item.1,
+                _ => shown.push(item),
+            }
+        }
+        (shown, clear_waits)
+    }
+
+    fn display(id: Option<u8>, data: &str, update: bool) -> Output {
+        Output::Display {
+            data: data.to_owned(),
+            metadata: "{}".to_owned(),
+            display_id: id.map(|id| format!("id {id}")),
+            update,
+        }
+    }
+
+    fn any_output() -> impl Strategy<Value = Output> {
+        prop_oneof![
+            3 => "[a-z]{1,3}".prop_map(|text| Output::Text { stream: Stream::Stdout, text }),
+            2 => (prop::option::of(0_u8..3), "[a-z]{1,3}").prop_map(|(id, data)| display(id, &data, false)),
+            4 => (0_u8..3, "[a-z]{1,3}").prop_map(|(id, data)| display(Some(id), &data, true)),
+            2 => any::<bool>().prop_map(|wait| Output::Clear { wait }),
+        ]
+    }
+
+    fn collect(outputs: &[Output], bounds: Bounds) -> Collector {
+        let mut collector = Collector::new(1 << 20);
+        collector.bounds = bounds;
+        for output in outputs {
+            match output {
+                Output::Text { stream, text } => collector.text(*stream, text),
+                other => collector.other(other.clone()),
+            }
+            assert!(
+                collector.others.count <= bounds.count
+                    && collector.others.bytes <= bounds.bytes.max(other_bytes(&collector.runs))
+            );
+        }
+        collector
+    }
+
+    fn other_bytes(runs: &[Run]) -> usize {
+        runs.iter()
+            .map(|run| {
+                if let Run::Other(output) = run {
+                    output.bytes()
+                } else {
+                    0
+                }
+            })
+            .max()
+            .unwrap_or(0)
+    }
+
+    proptest! {
+        #[test]
+        fn a_flood_of_displays_and_clears_ends_in_the_same_picture(outputs in prop::collection::vec(any_output(), 0..120), count in 4_usize..24) {
+            let collected = collect(&outputs, Bounds { count, bytes: usize::MAX }).collected();
+            let text: String = outputs.iter().filter_map(|output| match output {
+                Output::Text { text, .. } => Some(text.as_str()),
+                _ => None,
+            }).collect();
+            prop_assert_eq!(collected.stdout, text);
+            if collected.missing_displays == 0 {
+                prop_assert_eq!(picture(&collected.outputs), picture(&outputs));
+            }
+        }
+
+        #[test]
+        fn displays_that_replace_nothing_are_kept_from_both_ends_and_counted(sizes in prop::collection::vec(0_usize..3000, 0..60)) {
+            let outputs: Vec<Output> = sizes.iter().enumerate().map(|(at, size)| display(None, &format!("{at} {}", "x".repeat(*size)), false)).collect();
+            let collected = collect(&outputs, Bounds { count: 16, bytes: 40_000 }).collected();
+            prop_assert_eq!(collected.outputs.len() as u64 + collected.missing_displays, outputs.len() as u64);
+            prop_assert_eq!(collected.outputs.first(), outputs.first());
+            prop_assert_eq!(collected.outputs.last(), outputs.last());
+            let mut rest = outputs.iter();
+            prop_assert!(collected.outputs.iter().all(|kept| rest.any(|output| output == kept)), "in order");
+        }
+    }
+
+    #[test]
+    fn a_flood_of_updates_keeps_the_display_and_its_newest_state() {
+        let mut collector = Collector::new(100);
+        collector.other(display(Some(1), "first", false));
+        for at in 0..100_000 {
+            collector.other(display(Some(1), &format!("{at}"), true));
+        }
+        assert!(collector.runs.len() <= BOUNDS.count, "{}", collector.runs.len());
+        let collected = collector.collected();
+        assert_eq!(collected.missing_displays, 0);
+        assert_eq!(collected.outputs.first(), Some(&display(Some(1), "first", false)));
+        assert_eq!(collected.outputs.last(), Some(&display(Some(1), "99999", true)));
     }
 
     #[test]

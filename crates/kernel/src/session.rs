@@ -169,7 +169,7 @@ impl Session {
             self.flush();
             let timers = self.timers.iter().map(|(at, _)| *at);
             let next_timer = timers.chain(self.queries.next()).min();
-            let read_output = !self.shared.credit.is_exhausted();
+            let room = self.shared.credit.room();
             let credit = self.shared.credit.clone();
             tokio::select! {
                 biased;
@@ -177,11 +177,11 @@ impl Session {
                     Some(command) => self.obey(command).await,
                     None => break,
                 },
-                event = life_event(&mut self.life, read_output) => self.hear(event).await,
+                event = life_event(&mut self.life, room) => self.hear(event).await,
                 launched = outcome(&mut self.launching) => self.launched(launched),
                 size = look(&mut self.limits) => self.looked(size),
                 () = sleep_until(next_timer.unwrap_or_else(Instant::now)), if next_timer.is_some() => self.ring(),
-                () = credit.available(), if !read_output => {}
+                () = credit.available(), if room == 0 => {}
             }
             self.flush();
         }
@@ -227,7 +227,7 @@ impl Session {
 
     async fn hear_all_until_ended(&mut self) {
         while let Some((life, _)) = &mut self.life {
-            let event = life.event(true).await;
+            let event = life.event(usize::MAX).await;
             self.hear(event).await;
         }
     }
@@ -828,9 +828,9 @@ impl Session {
     }
 }
 
-async fn life_event(life: &mut Option<(Box<Life>, LifeFacts)>, read_output: bool) -> LifeEvent {
+async fn life_event(life: &mut Option<(Box<Life>, LifeFacts)>, room: usize) -> LifeEvent {
     match life {
-        Some((life, _)) => life.event(read_output).await,
+        Some((life, _)) => life.event(room).await,
         None => std::future::pending().await,
     }
 }
@@ -881,6 +881,7 @@ fn result(
         stderr,
         missing_stdout_bytes,
         missing_stderr_bytes,
+        missing_displays,
         outputs,
     } = cell.collector.collected();
     CellResult {
@@ -889,6 +890,7 @@ fn result(
         stderr,
         missing_stdout_bytes,
         missing_stderr_bytes,
+        missing_displays,
         outputs,
         execution_count: done.execution_count,
         duration: cell.began.elapsed(),
