@@ -43,7 +43,8 @@ impl Host {
     pub fn new(runtime: Handle, options: HostOptions, sink: Sink) -> Self {
         let told = sink.clone();
         let mark = HostMark::new();
-        let templates = Templates::new(boot(&options), mark.of_servant(), move |event| {
+        let oom = OomWatch::new(sink.clone());
+        let templates = Templates::new(boot(&options), mark.of_servant(), oom.clone(), move |event| {
             let (facts, exit) = match event {
                 TemplateEvent::Ready(facts) => (facts, None),
                 TemplateEvent::Ended(facts, exit) => (facts, Some(exit)),
@@ -57,7 +58,7 @@ impl Host {
             templates,
             warden: Arc::new(warden),
             mark,
-            oom: OomWatch::new(sink.clone()),
+            oom,
             forks: Arc::new(Semaphore::new(cores * 16)),
             cold_starts: Arc::new(Semaphore::new(cores * 2)),
         });
