@@ -9,6 +9,7 @@ pub mod options;
 pub mod output;
 
 mod aside;
+mod caught;
 mod launch;
 mod life;
 mod limits;
