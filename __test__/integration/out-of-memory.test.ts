@@ -4,11 +4,13 @@
  */
 
 import assert from 'node:assert/strict';
+import { writeFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { describe, type TestContext, test } from 'node:test';
 import type { ExitReason } from 'kernelhost';
 import { type Cgroup, memoryCgroup } from '../fixtures/cgroups.ts';
 import { runNode, startNode } from '../fixtures/node-run.ts';
-import { isAlive, pythonForTests, until } from '../helpers/index.ts';
+import { isAlive, pythonForTests, temporaryFolder, until } from '../helpers/index.ts';
 
 const MIB = 1024 * 1024;
 const LIMIT = 400 * MIB;
@@ -94,6 +96,38 @@ const childTaken = (hears: 'kernel' | 'host') => `
   facts.killed = (await end).cause;
 `;
 
+/**
+ * The template is what the OOM killer prefers; a kernel uses up the memory until it is taken. The one after it is killed by
+ * hand.
+ */
+const TEMPLATE_TAKEN = `
+  const { writeFileSync } = await import('node:fs');
+  const { once } = await import('node:events');
+  const [kernel] = await kernels(1);
+  const taken = await host.warm();
+  facts.pids = { taken: taken.pid };
+  writeFileSync('/proc/' + taken.pid + '/oom_score_adj', '1000');
+  const told = once(host, 'template');
+  const fill = [
+    'open("/proc/self/oom_score_adj", "w").write("0")',
+    'held = []',
+    'def alive():',
+    '    try: return open("/proc/' + taken.pid + '/stat").read().rpartition(")")[2].split()[0] not in "ZX"',
+    '    except OSError: return False',
+    'while alive(): held.append(b"x" * (64 << 10))',
+    'del held',
+  ].join('\\n');
+  const cell = await kernel.execute(fill);
+  facts.taken = (await told)[0].exit;
+  facts.cell = [cell.status, cell.life.generation];
+  facts.text = (await kernel.execute('1 + 1')).text;
+  const killed = await host.warm();
+  facts.pids.killed = killed.pid;
+  const toldAgain = once(host, 'template');
+  process.kill(killed.pid, 'SIGKILL');
+  facts.killed = (await toldAgain)[0].exit;
+`;
+
 /** Runs a daemon in a memory cgroup; null when there can be none, and the test is skipped. */
 async function inCgroup(
   t: TestContext,
@@ -162,6 +196,23 @@ function assertChildTold({ facts, exits, warnings }: Told): void {
   );
 }
 
+/** Of a template: as it is for kernels. Returns what each end rests on. */
+function assertTemplateTold({ facts, exits, warnings }: Told): { taken: ExitReason; killed: ExitReason } {
+  const { taken, killed } = facts as Record<'taken' | 'killed', ExitReason>;
+  assert.equal(taken.cause, 'out-of-memory', `${taken.message} ${taken.evidence}`);
+  assert.match(taken.message, /^Template of .*out of memory: the Linux OOM killer took it/);
+  assert.match(taken.message, /Its kernels go on/);
+  assert.equal(killed.cause, 'external-signal', `${killed.message} ${killed.evidence}`);
+  assert.ok(killed.evidence.length > 0);
+  const { pids } = facts as { pids: Record<'taken' | 'killed', number> };
+  assert.deepEqual([taken.pid, killed.pid], [pids.taken, pids.killed]);
+  assert.deepEqual(facts.cell, ['ok', 1], 'its kernel goes on');
+  assert.equal(facts.text, '2');
+  assert.ok(Object.values(exits).every(({ cause }) => cause === 'close'));
+  assert.deepEqual(warnings, [], 'a template is nothing that a kernel had started');
+  return { taken, killed };
+}
+
 /** Whether a process begun like this can read the kernel log. */
 async function readsLog(t: TestContext, through: readonly string[]): Promise<boolean> {
   const source =
@@ -203,6 +254,35 @@ describe('with the kernel log', () => {
   }
 });
 
+test('C02: a template that the OOM killer takes says so, one killed by hand does not', async (t) => {
+  if (!(await readsLog(t, []))) return t.skip('the kernel log cannot be read here');
+  const told = await inCgroup(t, 'auto', TEMPLATE_TAKEN);
+  if (told === null) return;
+  const { taken, killed } = assertTemplateTold(told);
+  assert.match(taken.evidence.join('\n'), new RegExp(`kernel log.*Killed process ${taken.pid}\\b`));
+  assert.match(killed.evidence.join('\n'), new RegExp(`kernel log.*no .*${killed.pid}`));
+});
+
+test('C02: a template that the OOM killer takes while it warms up says so, and the start is cold', async (t) => {
+  if (!(await readsLog(t, []))) return t.skip('the kernel log cannot be read here');
+  const folder = temporaryFolder(t);
+  writeFileSync(join(folder, 'takes_all.py'), ALLOCATE);
+  const body = `
+    const hungry = new KernelHost({
+      python: ${JSON.stringify(pythonForTests())}, shell: 'plain', preload: ['takes_all'],
+      defaults: { env: { PYTHONPATH: ${JSON.stringify(folder)} }, inheritEnv: 'all' },
+    });
+    const life = await hungry.kernel().start();
+    facts.launch = life.launch;
+    facts.reason = life.launchReason;
+    await hungry.close();
+  `;
+  const told = await inCgroup(t, 'auto', body);
+  if (told === null) return;
+  assert.equal(told.facts.launch, 'spawn');
+  assert.match(told.facts.reason as string, /out of memory: the Linux OOM killer took it before it was ready/);
+});
+
 /** Each takes the kernel log from the daemon in its own way. */
 const withoutLog: Record<string, { through: readonly string[]; why: RegExp; readable: boolean }> = {
   'without the right to read it': {
@@ -229,6 +309,16 @@ for (const [how, { through, why, readable }] of Object.entries(withoutLog)) {
       assert.match(taken.evidence.join('\n'), /khtest-memory/);
       for (const { evidence } of [taken, ...byHand]) assert.match(evidence.join('\n'), why);
       for (const { evidence } of byHand) assert.match(evidence.join('\n'), /memory\.(oom_control|events).*not risen/);
+    });
+
+    test('C02: they tell it of a template too', async (t) => {
+      if (!readable && (await readsLog(t, through))) return t.skip('everybody may read the kernel log here');
+      const told = await inCgroup(t, 'auto', TEMPLATE_TAKEN, through);
+      if (told === null) return;
+      const { taken, killed } = assertTemplateTold(told);
+      assert.match(taken.evidence.join('\n'), /khtest-memory.*memory\.(oom_control|events).*rose/);
+      assert.match(killed.evidence.join('\n'), /memory\.(oom_control|events).*not risen/);
+      for (const { evidence } of [taken, killed]) assert.match(evidence.join('\n'), why);
     });
 
     test('C02: a child that was taken is a warning, and explains no later death', async (t) => {

@@ -174,6 +174,9 @@ describe('the template is killed', () => {
     const ended = templates.find(({ state }) => state === 'ended');
     assert.equal(ended?.pid, template.pid);
     assert.deepEqual(ended?.exit?.status, { kind: 'signaled', signal: 'SIGKILL', number: 9, coreDumped: false });
+    const evidence = ended?.exit?.evidence.join('\n') ?? '';
+    if (evidence.includes('Killed process')) assert.equal(ended?.exit?.cause, 'out-of-memory');
+    assert.notEqual(evidence, '');
     await check();
     const life = await host.kernel().start();
     assert.equal(life.launch, 'fork', life.launchReason ?? '');

@@ -121,17 +121,16 @@ enum Command {
 type ForkReply = oneshot::Sender<Result<(Pidfd, ForkedLife), ForkError>>;
 
 impl Template {
-    /// Starts a template and waits until it is ready, or until `cancelled` resolves. `on_end` is called with its end before anybody can see it ended.
-    pub async fn start(
+    /// Waits until a template is ready, or until `cancelled` resolves. `on_end` is called with its end before anybody can see
+    /// it ended.
+    pub(crate) async fn start(
+        mut process: TemplateProcess,
         profile: &Profile,
-        environment: &[(String, String)],
-        boot: &str,
         deadline: Instant,
         cancelled: impl Future<Output = ()>,
         on_end: impl FnOnce(TemplateFacts, Arc<ExitReason>) + Send + 'static,
     ) -> Result<Self, TemplateError> {
         let began = Instant::now();
-        let mut process = TemplateProcess::spawn(profile, environment, boot)?;
         let prepare = Prepare {
             protocol: PROTOCOL,
             shell: profile.shell,
@@ -158,8 +157,7 @@ impl Template {
                 return Err(error);
             }
             Ok(Err(Refusal::Ended)) => {
-                let status = process.kill_and_reap().await;
-                let reason = process.exit_reason(status, Some(Cause::StartFailed), began);
+                let reason = process.account(Some(Cause::StartFailed), began).await;
                 return Err(TemplateError::Ended(Box::new(reason)));
             }
             Err(_) => {
@@ -387,12 +385,10 @@ impl Task {
             });
         }
         drop(releasing);
-        let status = if cause == Some(Cause::Close) {
-            process.close(SHUTDOWN_GRACE).await
-        } else {
-            process.kill_and_reap().await
-        };
-        process.exit_reason(status, cause, began)
+        if cause == Some(Cause::Close) {
+            process.close(SHUTDOWN_GRACE).await;
+        }
+        process.account(cause, began).await
     }
 
     fn obey(&mut self, command: Command) {

@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use kernelhost_process::exit_reason::{Cause, ExitReason, ExitStatus, Telling};
 use kernelhost_process::lifeline::{self, Lifeline};
+use kernelhost_process::out_of_memory::Witness;
 use kernelhost_process::pidfd::Pidfd;
 use kernelhost_process::process_tree::Leftovers;
 use kernelhost_process::reap;
 use kernelhost_process::spawn::{Program, SpawnError, exhausted, spawn};
 use kernelhost_process::stderr_tail::{StderrTail, crash_traceback};
 use kernelhost_process::terminate::kill_group;
+use kernelhost_process::usage::{ResourceUsage, own_peak};
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
@@ -66,6 +68,9 @@ pub(crate) struct TemplateProcess {
     pub(crate) control: FrameSocket,
     outputs: [Option<pipe::Receiver>; 2],
     pub(crate) tail: StderrTail,
+    witness: Arc<dyn Witness>,
+    /// Of this process, when it spawned the template.
+    inherited_peak: u64,
     _lifeline: Lifeline,
 }
 
@@ -84,6 +89,7 @@ impl TemplateProcess {
         profile: &Profile,
         environment: &[(String, String)],
         boot: &str,
+        witness: Arc<dyn Witness>,
     ) -> Result<Self, TemplateError> {
         let wires = |error: io::Error| TemplateError::Wires(Arc::new(error));
         let null = File::open("/dev/null").map_err(wires)?;
@@ -91,6 +97,7 @@ impl TemplateProcess {
         let (stdout, their_stdout) = output_pipe().map_err(wires)?;
         let (stderr, their_stderr) = output_pipe().map_err(wires)?;
         let (lifeline, their_lifeline) = lifeline::lifeline().map_err(wires)?;
+        let inherited_peak = own_peak();
         let pidfd = spawn(&Program {
             path: &profile.interpreter,
             arguments: &[boot, "template"],
@@ -106,12 +113,16 @@ impl TemplateProcess {
         .map_err(|error| TemplateError::Spawn(Arc::new(error)))?;
         // A child that has ended already cannot be armed, and need not be.
         lifeline::arm(their_lifeline.as_fd(), pidfd.pid()).ok();
+        let pidfd = pidfd.watched().map_err(wires)?;
+        witness.clone().began(pidfd.get_ref().pid());
         Ok(Self {
             subject: format!("template of {}", profile.interpreter),
-            pidfd: pidfd.watched().map_err(wires)?,
+            pidfd,
             control,
             outputs: [Some(stdout), Some(stderr)],
             tail: StderrTail::default(),
+            witness,
+            inherited_peak,
             _lifeline: lifeline,
         })
     }
@@ -155,22 +166,27 @@ impl TemplateProcess {
         kill_group(self.pidfd.get_ref(), true).ok();
     }
 
-    /// Makes sure that the process is gone, and reaps it. One that is about to end by itself is given a moment, so that its own
-    /// status is told and not our kill.
-    pub(crate) async fn kill_and_reap(&mut self) -> ExitStatus {
+    pub(crate) async fn kill_and_reap(&mut self) {
+        self.gone().await;
+        self.reap();
+    }
+
+    /// Returns when the process is gone. One that is about to end by itself is given a moment, so that its own status is told
+    /// and not our kill.
+    async fn gone(&self) {
         const ENDS_BY_ITSELF: Duration = Duration::from_millis(200);
-        if timeout_at(Instant::now() + ENDS_BY_ITSELF, self.pidfd.readable())
-            .await
-            .is_err()
-        {
+        self.gone_within(ENDS_BY_ITSELF).await;
+    }
+
+    async fn gone_within(&self, grace: Duration) {
+        if timeout_at(Instant::now() + grace, self.pidfd.readable()).await.is_err() {
             self.kill();
             self.pidfd.readable().await.ok();
         }
-        self.reap()
     }
 
-    fn reap(&mut self) -> ExitStatus {
-        let status = match reap::peek(self.pidfd.get_ref()) {
+    fn status(&self) -> ExitStatus {
+        match reap::peek(self.pidfd.get_ref()) {
             Ok(Some(status)) => status,
             Ok(None) => ExitStatus::Unknown {
                 why: "it had not ended when it was looked at".to_owned(),
@@ -178,7 +194,10 @@ impl TemplateProcess {
             Err(error) => ExitStatus::Unknown {
                 why: format!("waiting for it failed: {error}"),
             },
-        };
+        }
+    }
+
+    fn reap(&mut self) -> Option<ResourceUsage> {
         self.kill();
         for output in self.outputs.iter().flatten() {
             // What was printed before the end is in the pipe; a descendant that holds it open must not hold us up.
@@ -187,50 +206,69 @@ impl TemplateProcess {
                 self.tail.push(&bytes[..count]);
             }
         }
-        reap::reap(self.pidfd.get_ref(), 0).ok();
-        status
+        self.witness.ended(self.pidfd.get_ref().pid());
+        reap::reap(self.pidfd.get_ref(), self.inherited_peak).ok().flatten()
     }
 
-    pub(crate) fn exit_reason(&self, status: ExitStatus, cause: Option<Cause>, began: Instant) -> ExitReason {
+    /// Makes sure that the process is gone, reaps it, and says how and why it ended: for `cause`, or, where that is `None`,
+    /// nobody here has asked for it.
+    pub(crate) async fn account(&mut self, cause: Option<Cause>, began: Instant) -> ExitReason {
+        self.gone().await;
+        let (status, uptime, pid) = (self.status(), began.elapsed(), self.pidfd.get_ref().pid());
+        let killed = matches!(
+            status,
+            ExitStatus::Signaled {
+                number: libc::SIGKILL,
+                ..
+            }
+        );
+        let finding = if killed && matches!(cause, None | Some(Cause::StartFailed)) {
+            Some(self.witness.finding(pid).await)
+        } else {
+            None
+        };
+        let usage = self.reap();
         let stderr_tail = self.tail.text();
+        let (out_of_memory, evidence) =
+            finding.map_or((false, Vec::new()), |found| (found.out_of_memory, found.evidence));
         let next = match cause {
             Some(Cause::StartFailed) if !stderr_tail.is_empty() => format!("It printed \"{}\".", stderr_tail.trim()),
             Some(_) => String::new(),
             None => "Its kernels go on; the next start warms a new template.".to_owned(),
         };
         let reason = ExitReason {
-            cause: cause.unwrap_or_else(|| Cause::of_its_own(&status)),
+            cause: match cause {
+                Some(cause) => cause,
+                None if out_of_memory => Cause::OutOfMemory,
+                None => Cause::of_its_own(&status),
+            },
             status,
-            evidence: Vec::new(),
-            pid: self.pidfd.get_ref().pid(),
+            evidence,
+            pid,
             generation: 0,
-            uptime: began.elapsed(),
-            usage: None,
+            uptime,
+            usage,
             crash_traceback: crash_traceback(&stderr_tail),
             stderr_tail,
             cell: None,
             leftovers: Leftovers::default(),
             message: String::new(),
         };
+        let starting = "out of memory: the Linux OOM killer took it before it was ready";
         reason.told(&Telling {
             subject: &self.subject,
-            detail: None,
+            detail: (out_of_memory && cause.is_some()).then_some(starting),
             next: &next,
         })
     }
 
     /// Closes the control socket, which tells the template to end, and waits.
-    pub(crate) async fn close(&mut self, grace: Duration) -> ExitStatus {
-        if let Ok((silent, _)) = FrameSocket::pair(Receives::FramesOnly) {
-            self.control = silent;
-        } else {
-            self.kill();
+    pub(crate) async fn close(&mut self, grace: Duration) {
+        match FrameSocket::pair(Receives::FramesOnly) {
+            Ok((silent, _)) => self.control = silent,
+            Err(_) => self.kill(),
         }
-        if timeout_at(Instant::now() + grace, self.pidfd.readable()).await.is_err() {
-            self.kill();
-            self.pidfd.readable().await.ok();
-        }
-        self.reap()
+        self.gone_within(grace).await;
     }
 }
 

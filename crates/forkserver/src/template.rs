@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use kernelhost_process::exit_reason::ExitReason;
 use kernelhost_process::marker;
+use kernelhost_process::out_of_memory::Witness;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::client::{Remote, Template, TemplateError, TemplateFacts};
+use crate::process::TemplateProcess;
 use crate::profile::Profile;
 
 /// Templates alive at once; a kernel that would need one more is spawned cold. Each costs about as much memory as one cold
@@ -82,6 +84,7 @@ pub struct Templates {
     boot: String,
     /// Of every template: a variable by which it and what it starts is found.
     marker: (String, String),
+    witness: Arc<dyn Witness>,
     listener: Listener,
     slots: Mutex<HashMap<Profile, Slot>>,
     /// All that have been started and may still be alive, also those that are replaced and only wait for their last kernel.
@@ -92,11 +95,18 @@ pub struct Templates {
 }
 
 impl Templates {
-    /// `boot` is the path of `boot.py`; `marker` is the value of the marker that templates carry.
-    pub fn new(boot: String, marker: String, listener: impl Fn(TemplateEvent) + Send + Sync + 'static) -> Arc<Self> {
+    /// `boot` is the path of `boot.py`; `marker` is the value of the marker that templates carry; `witness` is asked about a
+    /// template that somebody has killed.
+    pub fn new(
+        boot: String,
+        marker: String,
+        witness: Arc<dyn Witness>,
+        listener: impl Fn(TemplateEvent) + Send + Sync + 'static,
+    ) -> Arc<Self> {
         Arc::new(Self {
             boot,
             marker: (marker::VARIABLE.to_owned(), marker),
+            witness,
             listener: Arc::new(listener),
             slots: Mutex::default(),
             started: Mutex::default(),
@@ -239,7 +249,11 @@ impl Templates {
             }
         };
         let deadline = Instant::now() + START_LIMIT;
-        let outcome = Template::start(profile, environment, &self.boot, deadline, cancelled, on_end).await;
+        let process = TemplateProcess::spawn(profile, environment, &self.boot, self.witness.clone());
+        let outcome = match process {
+            Ok(process) => Template::start(process, profile, deadline, cancelled, on_end).await,
+            Err(error) => Err(error),
+        };
         let mut slots = lock(&self.slots);
         let is_ours = matches!(slots.get(profile), Some(Slot::Starting(ours)) if Arc::ptr_eq(ours, waiting));
         let template = match outcome {

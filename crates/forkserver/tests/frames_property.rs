@@ -4,6 +4,8 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kernelhost_forkserver::client::TemplateError;
@@ -15,6 +17,7 @@ use kernelhost_forkserver::protocol::{
 use kernelhost_forkserver::socket::{FrameSocket, Receives, SocketError};
 use kernelhost_forkserver::template::Templates;
 use kernelhost_process::marker::HostMark;
+use kernelhost_process::out_of_memory::{Finding, Witness};
 use kernelhost_process::reap::ExitStatus;
 use proptest::prelude::*;
 use tokio::time::timeout;
@@ -300,9 +303,30 @@ impl Drop for Impostor {
     }
 }
 
+/// Knows of nobody.
+struct Nobody;
+
+impl Witness for Nobody {
+    fn began(self: Arc<Self>, _pid: i32) {}
+
+    fn finding(&self, _pid: i32) -> Pin<Box<dyn Future<Output = Finding> + Send + '_>> {
+        Box::pin(std::future::ready(Finding {
+            out_of_memory: false,
+            evidence: Vec::new(),
+        }))
+    }
+
+    fn ended(&self, _pid: i32) {}
+}
+
 async fn refusal(impostor: &Impostor, limit: Duration) -> Result<(), TemplateError> {
     let boot = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python/boot.py");
-    let templates = Templates::new(boot.to_str().unwrap().to_owned(), HostMark::new().of_servant(), |_| {});
+    let templates = Templates::new(
+        boot.to_str().unwrap().to_owned(),
+        HostMark::new().of_servant(),
+        Arc::new(Nobody),
+        |_| {},
+    );
     let environment = [("PATH".to_owned(), std::env::var("PATH").unwrap())];
     let profile = Profile::new(impostor.script.to_str().unwrap(), Shell::Plain, &[], &environment);
     let acquired = timeout(LIMIT, templates.acquire(&profile, &environment, limit))

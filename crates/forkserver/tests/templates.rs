@@ -5,6 +5,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,8 @@ use kernelhost_forkserver::protocol::{Configuration, PROTOCOL, Shell, payload};
 use kernelhost_forkserver::template::{TemplateEvent, Templates};
 use kernelhost_process::exit_reason::{Cause, ExitStatus};
 use kernelhost_process::marker::HostMark;
+use kernelhost_process::out_of_memory::{Finding, Witness};
+use kernelhost_process::pidfd::Pidfd;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
@@ -26,12 +29,37 @@ struct Stand {
     environment: Vec<(String, String)>,
 }
 
+/// Says of everybody what it was told to say.
+struct Says(bool);
+
+impl Witness for Says {
+    fn began(self: Arc<Self>, _pid: i32) {}
+
+    fn finding(&self, pid: i32) -> Pin<Box<dyn Future<Output = Finding> + Send + '_>> {
+        let evidence = vec![format!("asked about {pid}")];
+        let out_of_memory = self.0;
+        Box::pin(async move {
+            Finding {
+                out_of_memory,
+                evidence,
+            }
+        })
+    }
+
+    fn ended(&self, _pid: i32) {}
+}
+
 fn stand() -> Stand {
+    stand_with(Says(false))
+}
+
+fn stand_with(witness: Says) -> Stand {
     let (sender, events) = mpsc::unbounded_channel();
     let boot = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python/boot.py");
     let templates = Templates::new(
         boot.to_str().unwrap().to_owned(),
         HostMark::new().of_servant(),
+        Arc::new(witness),
         move |event| {
             sender.send(event).ok();
         },
@@ -251,4 +279,43 @@ async fn a_stopped_template_is_given_up_and_what_it_forks_too_late_is_ended() {
         .unwrap();
     drop(life);
     stand.templates.close().await;
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_killed_template_says_what_the_witness_knows() {
+    let Some(python) = python() else { return };
+    for (out_of_memory, cause) in [(true, Cause::OutOfMemory), (false, Cause::ExternalSignal)] {
+        let mut stand = stand_with(Says(out_of_memory));
+        let profile = stand.profile(&python);
+        let acquired = stand.templates.acquire(&profile, &stand.environment, LIMIT).await;
+        let pid = acquired.unwrap().template.facts.pid;
+        assert!(matches!(stand.events.recv().await, Some(TemplateEvent::Ready(_))));
+        Pidfd::open(pid).unwrap().signal(libc::SIGKILL).unwrap();
+        let told = timeout(LIMIT, stand.events.recv()).await.unwrap();
+        let Some(TemplateEvent::Ended(_, exit)) = told else {
+            panic!("no end was told")
+        };
+        assert_eq!(exit.cause, cause);
+        assert_eq!(exit.evidence, [format!("asked about {pid}")]);
+        assert!(exit.usage.is_some());
+        timeout(LIMIT, stand.templates.close()).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_template_that_is_taken_while_it_starts_says_so() {
+    let stand = stand_with(Says(true));
+    let interpreter = script("taken", "kill -9 $$");
+    let error = stand.refusal(interpreter.to_str().unwrap(), LIMIT).await;
+    let TemplateError::Ended(exit) = error else {
+        panic!("{error}")
+    };
+    assert_eq!(exit.cause, Cause::StartFailed);
+    assert_eq!(exit.evidence, [format!("asked about {}", exit.pid)]);
+    assert!(
+        exit.message
+            .contains("the Linux OOM killer took it before it was ready"),
+        "{}",
+        exit.message
+    );
 }

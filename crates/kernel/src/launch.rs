@@ -267,7 +267,7 @@ impl Attempt {
 
     fn hold(&mut self, request: &Request, life: Life) {
         let oom = &request.launcher.oom;
-        oom.began(request.number, &request.kernel.id, life.root());
+        oom.life_began(request.number, &request.kernel.id, life.root());
         self.life = Some(Box::new(life));
     }
 

@@ -10,6 +10,7 @@ pub mod output;
 
 mod aside;
 mod calls;
+mod caught;
 mod launch;
 mod life;
 mod limits;

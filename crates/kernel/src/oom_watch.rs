@@ -1,14 +1,15 @@
 //! Which deaths the OOM killer is to blame for, and what it rests on.
 //!
 //! Where the kernel log can be read, it says which process was taken, and nothing else counts. Where it cannot, the counters
-//! of the lives' memory cgroups are looked at every second: each rise is one victim, and a life that is killed from outside
-//! just then has been it. A victim that no life's death explains was something that a kernel had started: a warning.
+//! of their memory cgroups are looked at every second: each rise is one victim, and a life or template that is killed from
+//! outside just then has been it. A victim that no such death explains was something that a kernel had started: a warning.
 
 use std::collections::{HashMap, VecDeque};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use kernelhost_process::out_of_memory::{KernelLog, Kill, MemoryCgroup, kills_on_this_machine};
+use kernelhost_process::out_of_memory::{Finding, KernelLog, Kill, MemoryCgroup, Witness, kills_on_this_machine};
 use kernelhost_process::process_tree::{Root, claims};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -23,12 +24,6 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Kills of the log that are remembered.
 const REMEMBERED: usize = 64;
 
-/// What is known of a life that was killed by SIGKILL from outside.
-pub struct Finding {
-    pub out_of_memory: bool,
-    pub evidence: Vec<String>,
-}
-
 pub struct OomWatch {
     sink: Sink,
     inner: Mutex<Inner>,
@@ -41,7 +36,7 @@ struct Inner {
     source: Option<Source>,
     /// What reads the source.
     reader: Option<JoinHandle<()>>,
-    lives: HashMap<i32, Watched>,
+    watched: HashMap<i32, Watched>,
     log: VecDeque<Kill>,
     /// What the machine counts when the log has told of every kill.
     machine_kills: Option<u64>,
@@ -55,10 +50,15 @@ enum Source {
 }
 
 struct Watched {
+    cgroup: Option<MemoryCgroup>,
+    /// `None`: a template.
+    life: Option<WatchedLife>,
+}
+
+struct WatchedLife {
     kernel: KernelNumber,
     name: String,
     root: Root,
-    cgroup: Option<MemoryCgroup>,
 }
 
 #[derive(Default)]
@@ -78,7 +78,12 @@ impl OomWatch {
     }
 
     /// A process begins to be a life. Must be called within the runtime.
-    pub fn began(self: &Arc<Self>, kernel: KernelNumber, name: &str, root: Root) {
+    pub fn life_began(self: &Arc<Self>, kernel: KernelNumber, name: &str, root: Root) {
+        let name = name.to_owned();
+        self.watch(root.pid, Some(WatchedLife { kernel, name, root }));
+    }
+
+    fn watch(self: &Arc<Self>, pid: i32, life: Option<WatchedLife>) {
         let mut inner = self.inner();
         if inner.source.is_none() {
             let of = Arc::downgrade(self);
@@ -91,7 +96,7 @@ impl OomWatch {
             (inner.source, inner.reader) = (Some(source), Some(reader));
         }
         let cgroup = match inner.source {
-            Some(Source::Counters(_)) => MemoryCgroup::of(root.pid),
+            Some(Source::Counters(_)) => MemoryCgroup::of(pid),
             _ => None,
         };
         if let Some(cgroup) = &cgroup
@@ -107,20 +112,11 @@ impl OomWatch {
             );
         }
         // What is remembered of this pid was about another process.
-        inner.log.retain(|kill| kill.pid != root.pid);
-        let name = name.to_owned();
-        inner.lives.insert(
-            root.pid,
-            Watched {
-                kernel,
-                name,
-                root,
-                cgroup,
-            },
-        );
+        inner.log.retain(|kill| kill.pid != pid);
+        inner.watched.insert(pid, Watched { cgroup, life });
     }
 
-    /// The last life has ended.
+    /// The last life and the last template have ended.
     pub fn close(&self) {
         let mut inner = self.inner();
         inner.source = None;
@@ -129,24 +125,24 @@ impl OomWatch {
         }
     }
 
-    /// A life has ended, and its pid is about to be given up.
+    /// A life or template has ended, and its pid is about to be given up.
     pub fn ended(&self, pid: i32) {
         let mut inner = self.inner();
-        inner.lives.remove(&pid);
-        let Inner { lives, counters, .. } = &mut *inner;
-        counters.retain(|cgroup, _| lives.values().any(|life| life.cgroup.as_ref() == Some(cgroup)));
+        inner.watched.remove(&pid);
+        let Inner { watched, counters, .. } = &mut *inner;
+        counters.retain(|cgroup, _| watched.values().any(|each| each.cgroup.as_ref() == Some(cgroup)));
     }
 
-    /// Whether the OOM killer took a life that SIGKILL has ended and that nobody here has killed. To be asked before `ended`.
+    /// Whether the OOM killer took a process that SIGKILL has ended and that nobody here has killed. To be asked before `ended`.
     pub async fn finding(&self, pid: i32) -> Finding {
         let (cgroup, why_no_log) = {
             let inner = self.inner();
-            let life = inner.lives.get(&pid);
+            let cgroup = inner.watched.get(&pid).and_then(|watched| watched.cgroup.clone());
             let why = match &inner.source {
                 Some(Source::Counters(why)) => Some(why.clone()),
                 _ => None,
             };
-            (life.and_then(|life| life.cgroup.clone()), why)
+            (cgroup, why)
         };
         match why_no_log {
             None => self.finding_by_log(pid).await,
@@ -231,10 +227,11 @@ impl OomWatch {
                 }
                 inner.log.push_back(kill.clone());
                 inner.machine_kills = inner.machine_kills.map(|count| count + 1);
-                if inner.lives.contains_key(&kill.pid) {
+                if inner.watched.contains_key(&kill.pid) {
                     None
                 } else {
-                    let owner = inner.lives.values().find(|life| claims(&life.root, kill.pid));
+                    let mut lives = inner.watched.values().filter_map(|watched| watched.life.as_ref());
+                    let owner = lives.find(|life| claims(&life.root, kill.pid));
                     owner.map(|life| (life.kernel, life.name.clone()))
                 }
             };
@@ -254,13 +251,18 @@ impl OomWatch {
         let mut unexplained = Vec::new();
         {
             let mut inner = self.inner();
-            let Inner { lives, counters, .. } = &mut *inner;
+            let Inner { watched, counters, .. } = &mut *inner;
             for (cgroup, counter) in counters {
                 counter.look(cgroup).ok();
                 let before = counter.victims.len();
                 counter.victims.retain(|at| at.elapsed() < LOOK);
-                let of_cgroup = lives.values().filter(|life| life.cgroup.as_ref() == Some(cgroup));
-                let kernels: Vec<_> = of_cgroup.map(|life| (life.kernel, life.name.clone())).collect();
+                let of_cgroup = watched.values().filter(|each| each.cgroup.as_ref() == Some(cgroup));
+                let lives = of_cgroup.filter_map(|watched| watched.life.as_ref());
+                let kernels: Vec<_> = lives.map(|life| (life.kernel, life.name.clone())).collect();
+                // Where there is only a template, it was nothing of a kernel's.
+                if kernels.is_empty() {
+                    continue;
+                }
                 unexplained.extend((counter.victims.len()..before).map(|_| (cgroup.clone(), kernels.clone())));
             }
         }
@@ -297,6 +299,20 @@ impl OomWatch {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         // Every change is complete before anything that could panic.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Witness for OomWatch {
+    fn began(self: Arc<Self>, pid: i32) {
+        self.watch(pid, None);
+    }
+
+    fn finding(&self, pid: i32) -> Pin<Box<dyn Future<Output = Finding> + Send + '_>> {
+        Box::pin(self.finding(pid))
+    }
+
+    fn ended(&self, pid: i32) {
+        self.ended(pid);
     }
 }
 

@@ -10,10 +10,11 @@ use kernelhost_process::stderr_tail::crash_traceback;
 use kernelhost_process::usage;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::aside::aside;
 use crate::calls::Calls;
+use crate::caught::caught;
 use crate::event::{
     CallNumber, CellResult, CellStatus, Event, Failure, FailureCode, KernelNumber, LifeFacts, PublicState, Recovered,
     Reply, RequestId, Sink,
@@ -83,6 +84,9 @@ pub enum Command {
     /// The host closes: the sender is dropped when this kernel is closed.
     CloseForHost(Duration, oneshot::Sender<()>),
 }
+
+/// How long the end of a life may take whose task has panicked, before it is left to its lifeline.
+const END_AFTER_PANIC: Duration = Duration::from_secs(10);
 
 /// A request of the host's own, whose answer nobody outside waits for.
 const NOBODY: RequestId = 0;
@@ -162,8 +166,27 @@ impl Session {
         }
     }
 
-    /// Runs until every handle is gone, and then ends what is left.
-    pub async fn run(mut self) {
+    /// Runs until every handle is gone, and then ends what is left. So it does after a panic too, which it returns.
+    pub async fn run(mut self) -> Result<(), String> {
+        let served = caught(Box::pin(self.serve())).await;
+        if served.is_ok() {
+            self.end().await;
+            return served;
+        }
+        // Whatever state the panic has left: a second one leaves the process to its lifeline, which is dropped with it.
+        let ended = caught(Box::pin(timeout(END_AFTER_PANIC, self.end()))).await;
+        if !matches!(ended, Ok(Ok(()))) {
+            tracing::warn!(
+                kernel = self.options.id,
+                "the life of a kernel whose task has panicked was dropped"
+            );
+        }
+        self.shared.pid.store(0, Ordering::Release);
+        self.shared.state.store(PublicState::Closed as u8, Ordering::Release);
+        served
+    }
+
+    async fn serve(&mut self) {
         loop {
             self.step_queries();
             self.flush();
@@ -185,6 +208,9 @@ impl Session {
             }
             self.flush();
         }
+    }
+
+    async fn end(&mut self) {
         if let Some(launching) = self.launching.take() {
             launching.cancel.send_replace(Some(Cause::Close));
             if let Ok(Launched { result: Ok(ready), .. }) = launching.outcome.await {
@@ -194,7 +220,8 @@ impl Session {
         if let Some((mut life, _)) = self.life.take() {
             life.signal(libc::SIGKILL);
             life.wait_for_end(Duration::from_secs(5)).await;
-            life.finish(Duration::ZERO).await;
+            let finished = life.finish(Duration::ZERO).await;
+            self.launcher.oom.ended(finished.pid);
         }
     }
 

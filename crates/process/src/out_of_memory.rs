@@ -1,12 +1,14 @@
 //! What Linux tells of its OOM killer: the kernel log, the counter of a memory cgroup (v1 and v2), the machine's counter.
 //!
-//! Nothing here decides whose death it was. The counters rise before a victim is signalled; the log is written just after.
+//! Nothing here decides whose death it was; a [`Witness`] does. The counters rise before a victim is signalled; the log is written just after.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -15,6 +17,26 @@ use crate::marker::pid_namespace;
 
 /// The initial PID namespace has this inode, `PROC_PID_INIT_INO`. The kernel log names processes by their pids there.
 const INITIAL_PID_NAMESPACE: u32 = 0xEFFF_FFFC;
+
+/// What is known of a process that was ended by a SIGKILL which its owner did not send.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    pub out_of_memory: bool,
+    pub evidence: Vec<String>,
+}
+
+/// Who can say whether the OOM killer took a process. Every owner of processes asks the same one, because a counter that rose
+/// once explains one death.
+pub trait Witness: Send + Sync {
+    /// A process may be asked about from now on. Must be called within the runtime.
+    fn began(self: Arc<Self>, pid: i32);
+
+    /// To be asked before `ended`.
+    fn finding(&self, pid: i32) -> Pin<Box<dyn Future<Output = Finding> + Send + '_>>;
+
+    /// It has ended, and its pid is about to be given up.
+    fn ended(&self, pid: i32);
+}
 
 /// One victim, as the kernel log names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
