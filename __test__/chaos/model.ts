@@ -13,6 +13,7 @@ import {
   KernelStartError,
   type Life,
 } from 'kernelhost';
+import { awakeNow } from './awake-clock.ts';
 import type { Cell } from './cells.ts';
 import type { KernelShape } from './plan.ts';
 
@@ -36,7 +37,7 @@ const LONGEST_END_MS = 5_000;
 
 interface Window {
   kind: Interference;
-  /** Milliseconds of `performance.now()`. Infinity: not over yet. */
+  /** Milliseconds of `awakeNow()`. Infinity: not over yet. */
   until: number;
 }
 
@@ -104,7 +105,7 @@ export class Model {
     this.#windows.push(window);
     for (const asked of this.#asked) if (asked.outcome === null) asked.disturbed.add(kind);
     return (how) => {
-      window.until = performance.now() + (how === 'refused' ? LONGEST_END_MS : SAME_MOMENT_MS);
+      window.until = awakeNow() + (how === 'refused' ? LONGEST_END_MS : SAME_MOMENT_MS);
     };
   }
 
@@ -240,7 +241,7 @@ export class Model {
   // Judgements: null, or what is wrong
 
   #isOn(...kinds: Interference[]): boolean {
-    return this.#windows.some(({ kind, until }) => kinds.includes(kind) && until >= performance.now());
+    return this.#windows.some(({ kind, until }) => kinds.includes(kind) && until >= awakeNow());
   }
 
   #doubt(exit: ExitReason): string | null {

@@ -11,7 +11,7 @@ from _contextvars import ContextVar
 from _thread import get_ident
 
 from .arrivals import when
-from .interrupts import driver
+from .interrupts import driver, wall
 from .searchpath import without_user_paths
 
 # A cell whose loop is stopped again and again from outside makes no progress.
@@ -45,9 +45,7 @@ class Loop:
         """The loop, made when there is none and replaced when a cell has closed it."""
         loop = self.current
         if loop is None or loop.is_closed():
-            with without_user_paths():
-                import asyncio
-            loop = self.current = asyncio.new_event_loop()
+            loop = self.current = self._new()
             self._note_tasks(loop)
             self._show_to_policy()
         return loop
@@ -73,6 +71,13 @@ class Loop:
             return task
 
         loop.create_task = create_and_note
+
+    @wall
+    def _new(self):
+        # An import that is broken off could not be made good in every case.
+        with without_user_paths():
+            import asyncio
+        return asyncio.new_event_loop()
 
     def _show_to_policy(self):
         if self.chosen is None and "set_event_loop" in self.originals:
@@ -100,6 +105,7 @@ class Loop:
                 if chosen is None or chosen.is_closed():
                     self.chosen = None
                     loop = self.get()
+                    self.interrupts.check()
                     self._show_to_policy()
                     return loop
             return get_event_loop()
