@@ -29,7 +29,6 @@ test('left-out options get their defaults', () => {
     interruptGraceMs: 2_000,
     stuck: 'end',
     maxOutputBytes: 1_048_576,
-    notebookBytes: 1_048_576,
     oomScoreAdj: 500,
     limits: { memoryBytes: null, cpuSeconds: null, openFiles: null, processes: null },
     recovery: 'restart',
@@ -53,6 +52,11 @@ test('the addon is told the names of functions, and whether there is anybody to 
     assert.equal(refused(() => kernelOptions({ onCall })).option, option);
   }
   assert.equal(refused(() => kernelOptions({ onInput: 'yes' })).option, 'onInput');
+});
+
+test('a notebook remembers 1 MiB if nothing else is said', () => {
+  assert.equal(readKernelOptions('', {}, {}, {}).notebookBytes, 1_048_576);
+  assert.equal(readKernelOptions('', { notebookBytes: 0 }, {}, {}).notebookBytes, 0);
 });
 
 test('limits are read as a whole, and bad ones are refused by their path', () => {

@@ -11,6 +11,7 @@ test('an empty cell has no value, no error and no outputs', () => {
     stdout: '',
     stderr: '',
     missing: { stdoutBytes: 0, stderrBytes: 0 },
+    missingDisplays: 0,
     displays: [],
     outputs: [],
     error: null,
