@@ -247,7 +247,8 @@ export class Model {
   #doubt(exit: ExitReason): string | null {
     const { status, cause } = exit;
     if (status.kind === 'unknown') return 'nobody knows how a life ended';
-    const running = this.#asked.find(
+    // The same code may have run before, on this life or on others.
+    const running = this.#asked.findLast(
       ({ cell, outcome }) =>
         cell.code === exit.cell?.code &&
         (outcome === null ||

@@ -22,7 +22,7 @@ _TOO_SHORT_SECONDS = 0.001
 # A shell that was killed is gone after this time.
 _SECONDS_OF_A_SHELL = 0.1
 # From a signal to its handler: what runs in between may be what starts a child.
-_SECONDS_TO_HANDLER = 0.02
+_SECONDS_TO_HANDLER = 0.1
 _UNKNOWN_DISTANCE = 99
 
 
