@@ -38,6 +38,7 @@ export function judge(results: Results, facts: PackageFacts): Verdict[] {
       'ms',
       results.median('bulk-capped', 'kernelhost'),
     ),
+    atMost('call into the daemon: at most 0.2 ms', 0.2, 'ms', results.median('host-call', 'kernelhost')),
     atMost('write → onOutput: at most 5 ms', 5, 'ms', results.median('delivery', 'kernelhost')),
     atMost('1+1 beside four floods: at most 5 ms', 5, 'ms', results.median('pressure', 'kernelhost')),
     atMost('… event loop delay: at most 20 ms', 20, 'ms', results.median('pressure-delay', 'kernelhost')),

@@ -4,7 +4,7 @@
  */
 import { createInterface } from 'node:readline';
 import { setTimeout as sleep } from 'node:timers/promises';
-import type { CellOutcome, DrivenKernel, Driver, DriverOptions, Floods } from './driver.ts';
+import type { CellOutcome, DrivenKernel, Driver, DriverOptions, OwnMeasures } from './driver.ts';
 import { type Answers, holdAtOnce, type Request, warmUpCells } from './protocol.ts';
 
 type Drivers = Record<string, () => Promise<(options: DriverOptions) => Promise<Driver>>>;
@@ -117,9 +117,9 @@ class Daemon {
     return { ms: performance.now() - began, received: stdout.length };
   }
 
-  get floods(): Floods {
-    if (this.#driver.floods === undefined) throw new Error('only kernelhost is measured by this');
-    return this.#driver.floods;
+  get own(): OwnMeasures {
+    if (this.#driver.own === undefined) throw new Error('only kernelhost is measured by this');
+    return this.#driver.own;
   }
 
   async close(): Promise<Answers['close']> {
@@ -161,12 +161,14 @@ async function answer(request: Request): Promise<Answers[Request['do']]> {
       return daemon.lines(request.count);
     case 'bulk':
       return daemon.bulk(request.bytes, request.capped);
+    case 'host-calls':
+      return daemon.own.hostCalls(request.count);
     case 'delivery':
-      return daemon.floods.delivery(request.count);
+      return daemon.own.delivery(request.count);
     case 'picture':
-      return daemon.floods.picture(request.count);
+      return daemon.own.picture(request.count);
     case 'pressure':
-      return daemon.floods.pressure(request.ms);
+      return daemon.own.pressure(request.ms);
     case 'close':
       return daemon.close();
   }

@@ -6,10 +6,11 @@ export interface Driver {
   startKernel(): Promise<DrivenKernel>;
   close(): Promise<void>;
   /** Where the contender is kernelhost: what only it is measured by. */
-  floods?: Floods;
+  own?: OwnMeasures;
 }
 
-export interface Floods {
+export interface OwnMeasures {
+  hostCalls(count: number): Promise<Answers['host-calls']>;
   delivery(count: number): Promise<Answers['delivery']>;
   picture(count: number): Promise<Answers['picture']>;
   pressure(ms: number): Promise<Answers['pressure']>;

@@ -1,6 +1,7 @@
 /** kernelhost itself, every kernel forked from a warm template. */
 import { type Kernel, KernelHost } from '../../index.js';
 import type { CellOutcome, DrivenKernel, Driver, DriverOptions } from './driver.ts';
+import { hostCalls } from './host-calls.ts';
 import { delivery, picture, pressure } from './output-floods.ts';
 
 /** More than any measure prints, so that the whole output arrives. */
@@ -24,7 +25,8 @@ async function openHost({ python, folder }: DriverOptions, shell: 'ipython' | 'p
       return new ForkedKernel(kernel, life.pid);
     },
     close: () => host.close(),
-    floods: {
+    own: {
+      hostCalls: (count) => hostCalls(host, count),
       delivery: (count) => withKernel(host, (kernel) => delivery(kernel, count)),
       picture: (count) => withKernel(host, (kernel) => picture(kernel, count)),
       pressure: (ms) => pressure(host, ms),

@@ -23,6 +23,8 @@ export type Request =
   | { do: 'lines'; count: number }
   /** Print `bytes` bytes in one call; `capped` leaves the contender's own limit on output in place. */
   | { do: 'bulk'; bytes: number; capped: boolean }
+  /** Call a function of the daemon's from a cell, `count` times. kernelhost only. */
+  | { do: 'host-calls'; count: number }
   /** Print `count` lines, 5 ms apart, to a listener. kernelhost only. */
   | { do: 'delivery'; count: number }
   /** Display 1 MB, `count` times. kernelhost only. */
@@ -42,6 +44,7 @@ export interface Answers {
   death: { ms: number };
   lines: { ms: number; lines: number };
   bulk: { ms: number; received: number };
+  'host-calls': { ms: number[] };
   delivery: { ms: number[] };
   picture: { ms: number[] };
   pressure: { ms: number[]; delayMs: number; bytes: number; stopMs: number };

@@ -2,6 +2,7 @@
 import { bulk, bulkCapped } from './bulk.ts';
 import { cell } from './cell.ts';
 import { death } from './death.ts';
+import { hostCall } from './host-call.ts';
 import { idle } from './idle.ts';
 import { lines } from './lines.ts';
 import { many } from './many.ts';
@@ -16,6 +17,7 @@ export const measures: readonly Measure[] = [
   lines,
   bulk,
   bulkCapped,
+  hostCall,
   delivery,
   picture,
   pressure,
