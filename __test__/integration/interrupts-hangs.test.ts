@@ -5,7 +5,7 @@ import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { test } from 'node:test';
 import type { CellResult, ExecuteOptions, ExitReason, Kernel, KernelHost } from 'kernelhost';
-import { begin, companions, type Shell, shells } from '../fixtures/cells.ts';
+import { begin, companions, type Shell, shells, waitsForChild } from '../fixtures/cells.ts';
 import { ok } from '../fixtures/forkserver-look.ts';
 import { startHost, type TestContext, temporaryFolder, until, within } from '../helpers/index.ts';
 
@@ -15,6 +15,8 @@ interface Hang {
   /** Prints `ready`, and then never ends. */
   code: string;
   shells?: readonly Shell[];
+  /** A child prints `ready` and then ignores SIGINT; before the cell waits for it, an interrupt cannot reach it by the cell. */
+  deafChild?: true;
   /** Processes of the cell that go on, because they are the user's: a pool that can be used again. */
   leaves?: RegExp;
   /** Children tell on stderr, in their own time, that they were interrupted. */
@@ -110,6 +112,7 @@ const stoppable: Record<string, Hang> = {
   'subprocess.run of what ignores SIGINT': {
     prepare: 'import subprocess',
     code: `subprocess.run(["sh", "-c", "trap '' INT; echo ready; sleep 600"])`,
+    deafChild: true,
   },
   'p.wait()': { prepare: 'import subprocess', code: `${ready}p = subprocess.Popen(["sleep", "600"])\np.wait()` },
   'p.wait() on a pipeline': {
@@ -144,7 +147,11 @@ const stoppable: Record<string, Hang> = {
     shells: ipython,
     code: `%%bash\necho ready\n${pipeline}`,
   },
-  '%%bash that ignores SIGINT': { shells: ipython, code: `%%bash\ntrap '' INT\necho ready\n${pipeline}` },
+  '%%bash that ignores SIGINT': {
+    shells: ipython,
+    code: `%%bash\ntrap '' INT\necho ready\n${pipeline}`,
+    deafChild: true,
+  },
   '%%bash --out': { shells: ipython, code: `%%bash --out x\necho ready >&2\n${pipeline}` },
   '%%sh': { shells: ipython, code: '%%sh\necho ready\nsleep 600' },
   '%%script': { shells: ipython, code: '%%script sh\necho ready\nsleep 600' },
@@ -217,21 +224,23 @@ const deaf: Record<string, Hang> = {
 
 const TIME_LIMIT_MS = 700;
 
-const ways: Record<string, (kernel: Kernel, code: string) => Promise<{ result: Promise<CellResult>; at: number }>> = {
-  interrupt: async (kernel, code) => {
+const ways: Record<string, (kernel: Kernel, hang: Hang) => Promise<{ result: Promise<CellResult>; at: number }>> = {
+  interrupt: async (kernel, { code, deafChild }) => {
     const { result } = await begin(kernel, code);
+    if (deafChild) await waitsForChild(kernel);
     const at = performance.now();
     // Of a life that ends of it, the call may be told that instead.
     kernel.interrupt().catch(() => {});
     return { result, at };
   },
-  abort: async (kernel, code) => {
+  abort: async (kernel, { code, deafChild }) => {
     const controller = new AbortController();
     const { result } = await begin(kernel, code, { signal: controller.signal });
+    if (deafChild) await waitsForChild(kernel);
     controller.abort();
     return { result, at: performance.now() };
   },
-  'time limit': async (kernel, code) => {
+  'time limit': async (kernel, { code }) => {
     const result = kernel.execute(code, { timeoutMs: TIME_LIMIT_MS });
     return { result, at: performance.now() + TIME_LIMIT_MS };
   },
@@ -269,7 +278,7 @@ async function stopAndGoOn(host: KernelHost, shell: Shell, what: string, hang: H
   const background = gathersBackground(kernel);
   await ok(kernel, `kept = 42\n${hang.prepare ?? ''}`);
   for (const [way, stop] of Object.entries(ways)) {
-    const { result, at } = await stop(kernel, hang.code);
+    const { result, at } = await stop(kernel, hang);
     const { status, stdout, stderr, error } = await within(`${what}: ${way}`, result, TIME_LIMIT_MS + BOUND_MS);
     assert.ok(performance.now() - at < BOUND_MS, way);
     const expected = way === 'time limit' ? 'timed-out' : 'interrupted';
@@ -296,7 +305,7 @@ async function endsItsLife(host: KernelHost, release: string, hang: Hang): Promi
   for (const [way, stop] of Object.entries(ways)) {
     await ok(kernel, `release = ${JSON.stringify(`${release}-${way}`)}\n${hang.prepare ?? ''}`);
     const { generation } = kernel;
-    const { result, at } = await stop(kernel, hang.code);
+    const { result, at } = await stop(kernel, hang);
     const cause = way === 'time limit' ? 'timeout' : 'kill';
     await assert.rejects(within(way, result, TIME_LIMIT_MS + BOUND_MS), (error: unknown) => {
       const { code, exit, partial } = error as { code: string; exit: ExitReason; partial: CellResult };
@@ -319,7 +328,7 @@ async function keepsItsLife(host: KernelHost, folder: string, hang: Hang): Promi
   for (const [way, stop] of Object.entries(ways)) {
     const release = `${folder}-${way}`;
     await ok(kernel, `kept = 42\nrelease = ${JSON.stringify(release)}\n${hang.prepare ?? ''}`);
-    const { result, at } = await stop(kernel, hang.code);
+    const { result, at } = await stop(kernel, hang);
     const { status, stdout } = await within(way, result, TIME_LIMIT_MS + BOUND_MS);
     assert.deepEqual([status, stdout], [way === 'time limit' ? 'timed-out' : 'interrupted', 'ready\n'], way);
     assert.ok(performance.now() - at < BOUND_MS, way);

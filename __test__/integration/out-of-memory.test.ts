@@ -109,12 +109,16 @@ const TEMPLATE_TAKEN = `
   writeFileSync('/proc/' + taken.pid + '/oom_score_adj', '1000');
   const told = once(host, 'template');
   const fill = [
+    'import time',
     'open("/proc/self/oom_score_adj", "w").write("0")',
     'held = []',
     'def alive():',
     '    try: return open("/proc/' + taken.pid + '/stat").read().rpartition(")")[2].split()[0] not in "ZX"',
     '    except OSError: return False',
-    'while alive(): held.append(b"x" * (64 << 10))',
+    // One that is dying needs a moment to give back what it has; meanwhile nobody else is to be taken.
+    'while alive():',
+    '    held.append(b"x" * (64 << 10))',
+    '    time.sleep(0.001)',
     'del held',
   ].join('\\n');
   const cell = await kernel.execute(fill);

@@ -342,7 +342,9 @@ describe('floods and half frames', () => {
             (error: unknown) => error,
           ),
         );
-        assert.ok(outcome === 'ok' || outcome instanceof KernelDiedError, String(outcome));
+        // The wire of calls does not block, so a write may also fail.
+        const isOver = outcome === 'ok' || (kind === 32 && outcome === 'error');
+        assert.ok(isOver || outcome instanceof KernelDiedError, String(outcome));
         await recovers(kernel, name);
         const slowestMs = await neighbour.end();
         assert.ok(slowestMs < 1_000, `a neighbour's cell took ${slowestMs} ms`);

@@ -18,7 +18,7 @@ _SIGINT_BIT = 1 << 1
 _SECONDS_TO_END = 0.3
 _LOOK_EVERY_SECONDS = 0.005
 # A cell that took less than this has started no shell with a job.
-_TOO_SHORT_SECONDS = 0.001
+_TOO_SHORT_SECONDS = 0.0003
 # A shell that was killed is gone after this time.
 _SECONDS_OF_A_SHELL = 0.1
 # From a signal to its handler: what runs in between may be what starts a child.
