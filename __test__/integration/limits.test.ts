@@ -12,7 +12,16 @@ import {
 import { makeCgroup } from '../fixtures/cgroups.ts';
 import { deathOf } from '../fixtures/endings-calls.ts';
 import { startNode } from '../fixtures/node-run.ts';
-import { type HostForTest, isAlive, next, pythonForTests, startHost, until, within } from '../helpers/index.ts';
+import {
+  type HostForTest,
+  isAlive,
+  next,
+  processStat,
+  pythonForTests,
+  startHost,
+  until,
+  within,
+} from '../helpers/index.ts';
 
 type Limits = NonNullable<KernelOptions['limits']>;
 
@@ -221,8 +230,16 @@ describe('a fork bomb', () => {
   /** Each ends by itself before long, in case nobody else ends it. */
   const bomb = (body: string) =>
     ['import os, time', 'end = time.monotonic() + 6', 'while time.monotonic() < end:', body, 'os._exit(1)'].join('\n');
+  const OPTED_OUT = [
+    'import os, subprocess',
+    'environment = {**os.environ, "KERNELHOST_DETACHED": "1"}',
+    'print(subprocess.Popen(["sleep", "60"], env=environment, start_new_session=True).pid)',
+  ].join('\n');
   const bombs: Record<string, string> = {
     'that stays in the group': bomb('    try: os.fork()\n    except OSError: pass'),
+    'whose members each lead a session': bomb(
+      '    try:\n        if os.fork() == 0: os.setsid()\n    except OSError: pass',
+    ),
   };
   for (const [how, code] of Object.entries(bombs)) {
     test(`${how} is ended within three seconds, and nothing is left of it`, async (t) => {
@@ -235,14 +252,15 @@ describe('a fork bomb', () => {
         const hold = setInterval(() => {}, 1_000);
         const [kernel, sibling] = [host.kernel(), host.kernel({ limits: {} })];
         await Promise.all([kernel.start(), sibling.start()]);
+        const { stdout } = await kernel.execute(${JSON.stringify(OPTED_OUT)});
         const at = performance.now();
         const error = await kernel.execute(${JSON.stringify(code)}).catch((error) => error);
         const ms = performance.now() - at;
         const after = [await kernel.execute('1 + 1'), await sibling.execute('2 + 2')].map(({ text, life }) => [text, life.generation]);
-        console.log(JSON.stringify({ exit: error.exit ?? String(error), ms, after }));
+        console.log(JSON.stringify({ exit: error.exit ?? String(error), ms, after, optedOut: Number(stdout) }));
       `;
       const { line } = startNode(t, source, { through: cgroup.enter });
-      const told = await line<{ exit: ExitReason; ms: number; after: unknown }>();
+      const told = await line<{ exit: ExitReason; ms: number; after: unknown; optedOut: number }>();
       assert.equal(told.exit.cause, 'process-limit', told.exit.message ?? String(told.exit));
       assert.ok(told.ms < 3_000, `${told.ms} ms`);
       assert.deepEqual(told.exit.leftovers.remaining, []);
@@ -250,6 +268,8 @@ describe('a fork bomb', () => {
         ['2', 2],
         ['4', 1],
       ]);
+      assert.equal(processStat(told.optedOut)?.state, 'S', 'what has opted out goes on');
+      process.kill(told.optedOut, 'SIGKILL');
       // Node, the template, the warden, and two kernels.
       await until('nothing is left of it', () => cgroup.processes().filter(isAlive).length === 5, 2_000);
     });

@@ -289,13 +289,14 @@ pub fn end(root: &Root, manner: Manner) -> Leftovers {
             continue;
         }
         (looks, quiet_looks) = (looks + 1, 0);
-        let known = seen.len();
+        let grows = found.iter().any(|stat| !seen.contains_key(&Identity::seen(stat)));
+        // Before their command lines are read, which waits for whoever is in the middle of a fork.
+        if found.len() > CROWD || looks > SOBER_LOOKS && grows {
+            freeze(root);
+        }
         for stat in &found {
             seen.entry(Identity::seen(stat))
                 .or_insert_with(|| Member::new(stat.pid));
-        }
-        if found.len() > CROWD || looks > SOBER_LOOKS && seen.len() > known {
-            freeze(root);
         }
         let is_tracker = |stat: &Stat| seen.get(&Identity::seen(stat)).is_some_and(Member::is_tracker);
         let only_trackers = found.iter().all(is_tracker);
@@ -325,10 +326,13 @@ pub fn end(root: &Root, manner: Manner) -> Leftovers {
 }
 
 /// Stops everything of a tree that multiplies faster than it is found: what is stopped cannot fork, and keeps its place where
-/// there is a limit of processes. Each is stopped as soon as it is seen.
+/// there is a limit of processes. Each is stopped as soon as it is seen, by what its parent is where that says enough: an
+/// environment cannot be read while its process forks, and on a machine that is busy with forks that takes its time.
 fn freeze(root: &Root) {
     // A busy machine takes its time to stop what has been told to; from that moment on it does not fork any more.
     let mut told = HashSet::new();
+    let mut members: HashSet<i32> = root.holds_pid.then_some(root.pid).into_iter().collect();
+    let mut by_parent = Vec::new();
     for _ in 0..FREEZING_LOOKS {
         let before = told.len();
         for stat in procfs::all() {
@@ -336,13 +340,27 @@ fn freeze(root: &Root) {
                 continue;
             }
             let by_kin = root.holds_pid && [stat.process_group, stat.session].contains(&root.pid);
-            if by_kin && stat.pid != root.pid || carries_marker(root, stat.pid) {
-                signal(Identity::seen(&stat), libc::SIGSTOP).ok();
-                told.insert(Identity::seen(&stat));
+            let of_parent = !by_kin && stat.pid != root.pid && members.contains(&stat.parent);
+            if by_kin && stat.pid != root.pid || of_parent || carries_marker(root, stat.pid) {
+                let process = Identity::seen(&stat);
+                signal(process, libc::SIGSTOP).ok();
+                told.insert(process);
+                members.insert(stat.pid);
+                if of_parent {
+                    by_parent.push(process);
+                }
             }
         }
         if told.len() == before {
-            return;
+            break;
+        }
+    }
+    // Only now that nobody forks can it be read who has opted out.
+    for process in by_parent {
+        if let Belonging::Marked { detached: true, .. } | Belonging::Unmarked { detached: true } =
+            marker::belonging(process.pid)
+        {
+            signal(process, libc::SIGCONT).ok();
         }
     }
 }
