@@ -225,7 +225,7 @@ mod tests {
         assert!(cpu_time_is_up(&limits, &killed(libc::SIGXCPU), None).is_some());
         assert!(cpu_time_is_up(&limits, &killed(libc::SIGXCPU), Some(&usage(10))).is_none());
         // A third of its ticks was taken by others.
-        assert!(cpu_time_is_up(&limits, &killed(libc::SIGXCPU), Some(&usage(700))).is_some());
+        assert!(cpu_time_is_up(&limits, &killed(libc::SIGXCPU), Some(&usage(1400))).is_some());
         assert!(cpu_time_is_up(&limits, &killed(libc::SIGKILL), Some(&usage(2000))).is_some());
         assert!(cpu_time_is_up(&limits, &killed(libc::SIGKILL), Some(&usage(500))).is_none());
         assert!(cpu_time_is_up(&limits, &ExitStatus::Exited { code: 1 }, Some(&usage(9000))).is_none());
