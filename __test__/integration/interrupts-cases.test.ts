@@ -7,6 +7,47 @@ import { ok } from '../fixtures/forkserver-look.ts';
 import { hasModule, startHost, temporaryFolder, until, within } from '../helpers/index.ts';
 
 for (const shell of shells) {
+  test(`C38: a shell's pipeline and its background job end with their interrupted cell (${shell})`, async (t) => {
+    const kernel = startHost(t, { shell }).kernel();
+    await ok(kernel, 'import os, subprocess; kept = 42');
+    const line = 'yes > /dev/null & echo ready; yes | tr y n > /dev/null';
+    for (const code of [
+      `os.system("${line}")`,
+      `subprocess.run("${line}", shell=True)`,
+      `p = subprocess.Popen("${line}", shell=True)\np.wait()`,
+      ...(shell === 'ipython' ? [`%%bash\n${line}`, `!${line}`] : []),
+    ]) {
+      const { result } = await begin(kernel, code);
+      await within(code, kernel.interrupt());
+      assert.equal((await result).status, 'interrupted', code);
+      const { text, life } = await within('the next cell', kernel.execute('kept'));
+      assert.deepEqual([text, life.generation], ['42', 1], code);
+      await until(`nothing is left of ${code}`, () => companions(kernel).length === 0);
+    }
+  });
+
+  test(`C40: what a cell awaits, and the tasks it has made, end with its interrupt (${shell})`, async (t) => {
+    const kernel = startHost(t, { shell }).kernel();
+    const block = 'async def block(n):\n    time.sleep(1)\n    print("stray", n)\n    await asyncio.sleep(30)\n';
+    await ok(kernel, `import asyncio, time\n${block}`);
+    const stray: string[] = [];
+    kernel.on('output', (output) => {
+      if (output.kind === 'text') stray.push(output.text);
+    });
+    for (const code of [
+      'print("ready", flush=True)\nawait asyncio.sleep(30)',
+      'print("ready", flush=True)\nawait asyncio.gather(*(block(n) for n in range(10)))',
+    ]) {
+      const { result } = await begin(kernel, code);
+      await within(code, kernel.interrupt());
+      assert.equal((await result).status, 'interrupted', code);
+      // Time enough for a task that goes on to print.
+      const later = await ok(kernel, 'await asyncio.sleep(1.2)\nlen([t for t in asyncio.all_tasks() if not t.done()])');
+      assert.deepEqual([later.text, later.stdout], ['1', ''], code);
+    }
+    assert.deepEqual(stray, []);
+  });
+
   test(`C41: an interrupt stops the running cell, and the fifteen behind it run (${shell})`, async (t) => {
     const kernel = startHost(t, { shell }).kernel();
     const { result } = await begin(kernel, 'import time\nprint("ready", flush=True)\ntime.sleep(60)');
@@ -187,3 +228,17 @@ for (const shell of shells) {
     assert.equal(kernel.generation, 1);
   });
 }
+
+test('C39: an interrupt of a command in a loop ends the loop, twenty times at random moments', {
+  skip: !hasModule('IPython'),
+}, async (t) => {
+  const kernel = startHost(t, { shell: 'ipython' }).kernel();
+  await ok(kernel, '1');
+  for (let round = 0; round < 20; round++) {
+    const { result } = await begin(kernel, 'print("ready", flush=True)\nwhile True:\n    !sleep 0.2');
+    await new Promise((resolve) => setTimeout(resolve, Math.random() * 300));
+    await within(`round ${round}`, kernel.interrupt(), 2_000);
+    assert.equal((await result).status, 'interrupted');
+  }
+  assert.equal(kernel.generation, 1);
+});
