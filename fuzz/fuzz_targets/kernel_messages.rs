@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use kernelhost_fuzz::{Stream, within_bounds};
 use libfuzzer_sys::fuzz_target;
 use tokio::runtime::{Builder, Runtime};
-use wire::{Heard, Message, Received, Wire};
+use wire::{Called, Heard, Message, Received, Wire};
 
 /// A piece is written at once, so it has to fit into the socket.
 const LONGEST_INPUT: usize = 32 * 1024;
@@ -36,6 +36,10 @@ fn take(message: Received<Message>) -> bool {
                     serde_json::from_str::<serde::de::IgnoredAny>(&text).expect("JSON");
                 }
             }
+            false
+        }
+        Received::Message(Message::Answer(_, wire::Answer::Found(text))) => {
+            serde_json::from_str::<serde::de::IgnoredAny>(&text).expect("JSON");
             false
         }
         Received::Message(_) => false,
@@ -71,11 +75,20 @@ async fn hear(stream: &Stream, on_calls: bool, at_once: bool) {
     loop {
         let ended = match wire.next().await {
             Heard::Message(message) => take(message),
-            Heard::Barrier(Received::Message(barrier)) => {
-                wire.pass_barrier(barrier);
+            Heard::Called(Received::Message(called)) => {
+                match called {
+                    Called::Barrier(barrier) => drop(wire.pass_barrier(barrier)),
+                    Called::Call(id, call) => {
+                        for text in [call.args, call.places] {
+                            serde_json::from_str::<serde::de::IgnoredAny>(&text).expect("JSON");
+                        }
+                        wire.returned(id, &wire::refusal("no"));
+                    }
+                    Called::GivenUp(_) => {}
+                }
                 false
             }
-            Heard::Barrier(_) => true,
+            Heard::Called(_) => true,
         };
         if ended {
             return;
