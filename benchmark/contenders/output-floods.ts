@@ -13,7 +13,9 @@ export async function delivery(kernel: Kernel, count: number): Promise<Answers['
   await kernel.execute(code, {
     onOutput: (output) => {
       const now = process.hrtime.bigint();
-      if (output.kind === 'text') ms.push(Number(now - BigInt(output.text.trim())) / 1e6);
+      if (output.kind !== 'text') return;
+      // On a busy machine several lines may come as one.
+      for (const written of output.text.trim().split('\n')) ms.push(Number(now - BigInt(written)) / 1e6);
     },
   });
   return { ms };
