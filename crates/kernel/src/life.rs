@@ -50,6 +50,8 @@ const READ_BYTES: usize = 64 * 1024;
 const SMALL_READ_BYTES: usize = 8 * 1024;
 /// By how much: short enough to be called at once, long enough for hundreds of lines.
 const GATHER: Duration = Duration::from_millis(1);
+/// Whoever prints more than this in that time is not held up: a pipe holds only so much, and the writer would wait with it.
+const TORRENT_BYTES: usize = 32 * 1024;
 
 /// The host's ends of a life's wires, and the life's.
 pub struct Wires {
@@ -142,6 +144,8 @@ pub struct Life {
     /// Until when the pipes are left alone, so that what is printed bit by bit is read in one go.
     gather_until: Option<Instant>,
     last_read: Instant,
+    /// When the present span of time of `GATHER` began, what was read in it, and what in the one before.
+    span: (Instant, usize, usize),
 }
 
 pub enum LifeEvent {
@@ -271,6 +275,7 @@ impl Life {
             buffer: Vec::new(),
             gather_until: None,
             last_read: Instant::now(),
+            span: (Instant::now(), 0, 0),
         })
     }
 
@@ -470,7 +475,15 @@ impl Life {
     fn read_pipe(&mut self, stream: Stream, room: usize) {
         let now = Instant::now();
         let count = self.take_text(stream, room.min(READ_BYTES));
-        if count <= SMALL_READ_BYTES && now < self.last_read + GATHER {
+        let (began, read, before) = &mut self.span;
+        if now >= *began + GATHER {
+            let is_next = now < *began + 2 * GATHER;
+            (*began, *before) = (now, if is_next { *read } else { 0 });
+            *read = 0;
+        }
+        *read += count;
+        let is_torrent = (*read).max(*before) > TORRENT_BYTES;
+        if count <= SMALL_READ_BYTES && now < self.last_read + GATHER && !is_torrent {
             self.gather_until = Some(now + GATHER);
         }
         self.last_read = now;
