@@ -132,7 +132,7 @@ class Calls:
         self.interrupts = interrupts
         self.lock = RLock()
         self.leader = None
-        self.last_barrier = self.passed = self.last_call = 0
+        self.last_barrier = self.last_call = 0
         self.barriers = {}
         self.waiting = {}
         self.watched = {}
@@ -322,7 +322,6 @@ class Calls:
 
     def _take(self, kind, number, payload):
         if kind == wires.BARRIER_PASSED:
-            self.passed = max(self.passed, number)
             for each in [each for each in self.barriers if each <= number]:
                 self._finish(self.barriers.pop(each), b"")
             return

@@ -139,11 +139,12 @@ def _distance(pid):
 
 def _stat(pid):
     """The parent and the start time of a living process."""
-    with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-        fields = file.read().rpartition(b")")[2].split()
-    if len(fields) < 20 or fields[0] in b"ZX":
+    from .warden import stat_of
+
+    stat = stat_of(pid)
+    if stat is None:
         raise ProcessLookupError(pid)
-    return int(fields[1]), int(fields[19])
+    return stat
 
 
 def _ignores_sigint(pid):

@@ -1,6 +1,6 @@
 """Where modules are looked for: by cells as in a plain interactive Python, by us without the user's folders.
 
-Owns: `sys.path` at the start of a life. Must not know: wires, shells.
+Owns: `sys.path` at the start of a life, and what an import that was broken off has left. Must not know: wires, shells.
 """
 
 import os

@@ -120,6 +120,19 @@ pub struct Failure {
     pub stderr_tail: String,
 }
 
+impl Reply {
+    /// A failure that no end of a process is behind.
+    pub fn failed(code: FailureCode, message: String) -> Self {
+        Self::Failed(Box::new(Failure {
+            code,
+            message,
+            exit: None,
+            partial: None,
+            stderr_tail: String::new(),
+        }))
+    }
+}
+
 /// The states of a kernel as its owner sees them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]

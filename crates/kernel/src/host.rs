@@ -15,7 +15,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 
 use crate::caught::caught;
-use crate::event::{CallNumber, Event, Failure, FailureCode, KernelNumber, PublicState, Reply, RequestId, Sink};
+use crate::event::{CallNumber, Event, FailureCode, KernelNumber, PublicState, Reply, RequestId, Sink};
 use crate::launch::{Launcher, boot};
 use crate::oom_watch::OomWatch;
 use crate::options::{CellRequest, HostOptions, KernelOptions, LaunchMode};
@@ -88,14 +88,7 @@ impl Requests {
         let Some(why) = self.broken.get() else { return };
         requests.sort_unstable();
         let failed = requests.into_iter().map(|request| {
-            let failure = Failure {
-                code: FailureCode::Internal,
-                message: why.clone(),
-                exit: None,
-                partial: None,
-                stderr_tail: String::new(),
-            };
-            let reply = Reply::Failed(Box::new(failure));
+            let reply = Reply::failed(FailureCode::Internal, why.clone());
             Event::Settled { request, reply }
         });
         (self.sink)(failed.collect());
@@ -175,19 +168,9 @@ impl Host {
     pub fn warm(&self, request: RequestId, environment: Vec<(String, String)>) {
         let (launcher, sink) = (self.launcher.clone(), self.sink.clone());
         self.runtime.spawn(async move {
-            let failed = |code, message| {
-                let stderr_tail = String::new();
-                Reply::Failed(Box::new(Failure {
-                    code,
-                    message,
-                    exit: None,
-                    partial: None,
-                    stderr_tail,
-                }))
-            };
             let options = &launcher.options;
             let reply = if options.launch == LaunchMode::Spawn {
-                failed(
+                Reply::failed(
                     FailureCode::KernelStart,
                     "There is no template to warm: launch is 'spawn'.".to_owned(),
                 )
@@ -196,8 +179,10 @@ impl Host {
                 let profile = Profile::new(&options.python, options.shell, &options.preload, &environment);
                 match launcher.templates.acquire(&profile, &environment, WARM_LIMIT).await {
                     Ok(warm) => Reply::Template(warm.template.facts.clone()),
-                    Err(TemplateError::Closed) => failed(FailureCode::KernelClosed, "The host is closed.".to_owned()),
-                    Err(error) => failed(
+                    Err(TemplateError::Closed) => {
+                        Reply::failed(FailureCode::KernelClosed, "The host is closed.".to_owned())
+                    }
+                    Err(error) => Reply::failed(
                         FailureCode::KernelStart,
                         format!("The template could not be started: {error}"),
                     ),

@@ -23,7 +23,7 @@ use tokio::net::unix::pipe;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::aside::aside;
-use crate::output::{Stream, Utf8Decoder};
+use crate::output::{READ_BYTES, Stream, Utf8Decoder};
 use crate::wire::{Called, CellId, Heard, HostCall, Message, Query, Received, Wire};
 
 /// How long a life may go on after it has closed its end of `requests`. A process that exits closes it a moment before its
@@ -42,8 +42,6 @@ const TREE: Duration = Duration::from_secs(2);
 const GROUP: Duration = Duration::from_millis(500);
 /// Displays in flight. Whoever shows something waits until it is taken, so that there is one for each thread.
 const MAX_UNAWAITED: usize = 4096;
-/// One read of a pipe: the default size of a pipe's buffer.
-const READ_BYTES: usize = 64 * 1024;
 
 /// Where a read has brought no more than this, and the next could follow at once, it is put off: whoever prints line by line
 /// would otherwise cost a wake-up here and an event in JavaScript for each of them.

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 /// listener slows the kernel down and does not fill the daemon's memory. More would only make what it gets older.
 const CREDIT_BYTES: usize = 256 * 1024;
 /// One read of a pipe: the default size of a pipe's buffer.
-const READ_BYTES: usize = 64 * 1024;
+pub const READ_BYTES: usize = 64 * 1024;
 /// One read while a listener is behind. It pays for each output, so smaller ones slow the kernel down sooner, which leaves the
 /// processor to others.
 const BEHIND_READ_BYTES: usize = 16 * 1024;

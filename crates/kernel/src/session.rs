@@ -206,7 +206,6 @@ impl Session {
                 () = sleep_until(next_timer.unwrap_or_else(Instant::now)), if next_timer.is_some() => self.ring(),
                 () = credit.available(), if room == 0 => {}
             }
-            self.flush();
         }
     }
 
@@ -366,7 +365,7 @@ impl Session {
                         "{name} on kernel \"{}\" was not answered in time: {why}.",
                         self.options.id
                     );
-                    self.fail(request, FailureCode::KernelBusy, message, None);
+                    self.fail(request, FailureCode::KernelBusy, message);
                 }
                 Step::Absent(request, name) => {
                     let id = &self.options.id;
@@ -376,7 +375,7 @@ impl Session {
                         let message = format!("Kernel \"{id}\" has no life that {name} could ask. start() brings one.");
                         (FailureCode::KernelAbsent, message)
                     };
-                    self.fail(request, code, message, None);
+                    self.fail(request, code, message);
                 }
             }
         }
@@ -405,11 +404,11 @@ impl Session {
                         "{name} on kernel \"{}\" failed with {error}{colon}{value}",
                         self.options.id
                     );
-                    self.fail(request, FailureCode::QueryFailed, message, None);
+                    self.fail(request, FailureCode::QueryFailed, message);
                 }
                 wire::Answer::Late => {
                     let message = format!("{name} on kernel \"{}\" was not answered in time.", self.options.id);
-                    self.fail(request, FailureCode::KernelBusy, message, None);
+                    self.fail(request, FailureCode::KernelBusy, message);
                 }
             },
             Ok(None) => {}
@@ -419,16 +418,8 @@ impl Session {
         }
     }
 
-    fn fail(&mut self, request: RequestId, code: FailureCode, message: String, exit: Option<Arc<ExitReason>>) {
-        let stderr_tail = exit.as_ref().map(|exit| exit.stderr_tail.clone()).unwrap_or_default();
-        let failure = Failure {
-            code,
-            message,
-            exit,
-            partial: None,
-            stderr_tail,
-        };
-        let reply = Reply::Failed(Box::new(failure));
+    fn fail(&mut self, request: RequestId, code: FailureCode, message: String) {
+        let reply = Reply::failed(code, message);
         self.events.push(Event::Settled { request, reply });
     }
 
@@ -612,7 +603,15 @@ impl Session {
                 "{name} was not answered, because the life that was asked has ended. {}",
                 exit.message
             );
-            self.fail(request, FailureCode::KernelDied, message, Some(exit.clone()));
+            let failure = Failure {
+                code: FailureCode::KernelDied,
+                message,
+                stderr_tail: exit.stderr_tail.clone(),
+                exit: Some(exit.clone()),
+                partial: None,
+            };
+            let reply = Reply::Failed(Box::new(failure));
+            self.events.push(Event::Settled { request, reply });
         }
         let effects = self.machine.on(Input::Ended(exit));
         self.perform(effects, partial);
@@ -815,14 +814,7 @@ impl Session {
         let (sink, id) = (self.sink.clone(), self.options.id.clone());
         let absent = move || {
             let message = format!("Kernel \"{id}\" has no life, so it uses nothing.");
-            let failure = Failure {
-                code: FailureCode::KernelAbsent,
-                message,
-                exit: None,
-                partial: None,
-                stderr_tail: String::new(),
-            };
-            Reply::Failed(Box::new(failure))
+            Reply::failed(FailureCode::KernelAbsent, message)
         };
         // Its own thread: the sizes of a large process take the Linux kernel a while to add up.
         let root = self.life.as_ref().map(|(life, _)| life.root_with_adopter());
@@ -927,13 +919,5 @@ fn result(
 }
 
 fn bug(what: &str) -> Reply {
-    let message = format!("A bug in kernelhost: {what}.");
-    let (code, stderr_tail) = (FailureCode::Internal, String::new());
-    Reply::Failed(Box::new(Failure {
-        code,
-        message,
-        exit: None,
-        partial: None,
-        stderr_tail,
-    }))
+    Reply::failed(FailureCode::Internal, format!("A bug in kernelhost: {what}."))
 }
