@@ -29,11 +29,17 @@ interface Told {
   facts: Record<string, unknown>;
 }
 
-/** A daemon that has `host`, `tell(facts)`, and how to end a call whose life dies; it prints what became of all kernels. */
-const script = (launch: string, body: string) => `
+/**
+ * A daemon that has `host`, `tell(facts)`, and how to end a call whose life dies; it prints what became of all kernels.
+ * `preload` is a Python module that its template imports.
+ */
+const script = (launch: string, body: string, preload: { folder: string; module: string } | null = null) => `
   import { setTimeout as sleep } from 'node:timers/promises';
   import { KernelHost } from 'kernelhost';
-  const host = new KernelHost({ python: ${JSON.stringify(pythonForTests())}, shell: 'plain', launch: '${launch}' });
+  const host = new KernelHost({
+    python: ${JSON.stringify(pythonForTests())}, shell: 'plain', launch: '${launch}',
+    ${preload === null ? '' : `preload: ['${preload.module}'], defaults: { env: { PYTHONPATH: ${JSON.stringify(preload.folder)} }, inheritEnv: 'all' },`}
+  });
   const hold = setInterval(() => {}, 1_000);
   const exits = {}, warnings = [], facts = {};
   const heard = new Map();
@@ -97,6 +103,17 @@ const childTaken = (hears: 'kernel' | 'host') => `
 `;
 
 /**
+ * What a template has and its forks have not: it is free again once the template is taken, so that nobody else is taken
+ * before it is quite gone.
+ */
+const OWN_MEMORY = [
+  'import mmap',
+  'own = mmap.mmap(-1, 128 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)',
+  'own.madvise(mmap.MADV_DONTFORK)',
+  'for at in range(0, len(own), mmap.PAGESIZE): own[at] = 1',
+].join('\n');
+
+/**
  * The template is what the OOM killer prefers; a kernel uses up the memory until it is taken. The one after it is killed by
  * hand.
  */
@@ -115,7 +132,6 @@ const TEMPLATE_TAKEN = `
     'def alive():',
     '    try: return open("/proc/' + taken.pid + '/stat").read().rpartition(")")[2].split()[0] not in "ZX"',
     '    except OSError: return False',
-    // One that is dying needs a moment to give back what it has; meanwhile nobody else is to be taken.
     'while alive():',
     '    held.append(b"x" * (64 << 10))',
     '    time.sleep(0.001)',
@@ -138,19 +154,26 @@ async function inCgroup(
   launch: string,
   body: string,
   through: readonly string[] = [],
+  preload: { folder: string; module: string } | null = null,
 ): Promise<Told | null> {
   const cgroup = memoryCgroup(t, LIMIT);
   if (typeof cgroup === 'string') {
     t.skip(cgroup);
     return null;
   }
-  const run = await runNode(t, script(launch, body), {
+  const run = await runNode(t, script(launch, body, preload), {
     through: [...cgroup.enter, ...through],
     deadlineMs: 60_000,
   });
   assert.equal(run.code, 0, `${run.signal}\n${run.stdout}\n${run.stderr}`);
   await until('the cgroup is empty', () => !cgroup.processes().some(isAlive), 5_000);
   return JSON.parse(run.stdout) as Told;
+}
+
+async function takeTemplate(t: TestContext, through: readonly string[] = []): Promise<Told | null> {
+  const folder = temporaryFolder(t);
+  writeFileSync(join(folder, 'own_memory.py'), OWN_MEMORY);
+  return inCgroup(t, 'auto', TEMPLATE_TAKEN, through, { folder, module: 'own_memory' });
 }
 
 function exitOf({ exits, facts }: Told, who: 'taken' | 'killed' | 'late'): ExitReason {
@@ -260,7 +283,7 @@ describe('with the kernel log', () => {
 
 test('C02: a template that the OOM killer takes says so, one killed by hand does not', async (t) => {
   if (!(await readsLog(t, []))) return t.skip('the kernel log cannot be read here');
-  const told = await inCgroup(t, 'auto', TEMPLATE_TAKEN);
+  const told = await takeTemplate(t);
   if (told === null) return;
   const { taken, killed } = assertTemplateTold(told);
   assert.match(taken.evidence.join('\n'), new RegExp(`kernel log.*Killed process ${taken.pid}\\b`));
@@ -317,7 +340,7 @@ for (const [how, { through, why, readable }] of Object.entries(withoutLog)) {
 
     test('C02: they tell it of a template too', async (t) => {
       if (!readable && (await readsLog(t, through))) return t.skip('everybody may read the kernel log here');
-      const told = await inCgroup(t, 'auto', TEMPLATE_TAKEN, through);
+      const told = await takeTemplate(t, through);
       if (told === null) return;
       const { taken, killed } = assertTemplateTold(told);
       assert.match(taken.evidence.join('\n'), /khtest-memory.*memory\.(oom_control|events).*rose/);

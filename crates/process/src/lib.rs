@@ -16,4 +16,5 @@ pub mod signal;
 pub mod spawn;
 pub mod stderr_tail;
 pub mod terminate;
+mod urgency;
 pub mod usage;

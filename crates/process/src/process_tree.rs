@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use crate::marker::{self, Belonging};
 use crate::pidfd::Pidfd;
 use crate::procfs::{self, Stat};
+use crate::urgency::Urgent;
 use crate::usage;
 
 /// Whose tree is meant.
@@ -327,29 +328,43 @@ pub fn end(root: &Root, manner: Manner) -> Leftovers {
 
 /// Stops everything of a tree that multiplies faster than it is found: what is stopped cannot fork, and keeps its place where
 /// there is a limit of processes. Each is stopped as soon as it is seen, by what its parent is where that says enough: an
-/// environment cannot be read while its process forks, and on a machine that is busy with forks that takes its time.
+/// environment cannot be read while its process forks, and on a machine that is busy with forks that takes its time. So
+/// environments come last, when nobody is left who can be told without.
 fn freeze(root: &Root) {
+    // Hundreds that fork without end leave nobody else a share of the CPU worth speaking of.
+    let _urgent = Urgent::begin();
     // A busy machine takes its time to stop what has been told to; from that moment on it does not fork any more.
     let mut told = HashSet::new();
     let mut members: HashSet<i32> = root.holds_pid.then_some(root.pid).into_iter().collect();
     let mut by_parent = Vec::new();
     for _ in 0..FREEZING_LOOKS {
         let before = told.len();
+        let mut others = Vec::new();
         for stat in procfs::all() {
             if stat.is_zombie() || matches!(stat.state, 'T' | 't') || told.contains(&Identity::seen(&stat)) {
                 continue;
             }
             let by_kin = root.holds_pid && [stat.process_group, stat.session].contains(&root.pid);
-            let of_parent = !by_kin && stat.pid != root.pid && members.contains(&stat.parent);
-            if by_kin && stat.pid != root.pid || of_parent || carries_marker(root, stat.pid) {
+            if by_kin || members.contains(&stat.parent) {
                 let process = Identity::seen(&stat);
                 signal(process, libc::SIGSTOP).ok();
                 told.insert(process);
                 members.insert(stat.pid);
-                if of_parent {
+                if !by_kin {
                     by_parent.push(process);
                 }
+            } else {
+                others.push(stat);
             }
+        }
+        if told.len() > before {
+            continue;
+        }
+        for stat in others.iter().filter(|stat| carries_marker(root, stat.pid)) {
+            let process = Identity::seen(stat);
+            signal(process, libc::SIGSTOP).ok();
+            told.insert(process);
+            members.insert(stat.pid);
         }
         if told.len() == before {
             break;
