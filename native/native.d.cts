@@ -15,6 +15,8 @@ export declare class NativeHost {
   constructor(options: HostOptions, onEvents: (arg: Array<HostEvent>) => void)
   /** A kernel with a number that is unique in this host. */
   kernel(kernel: number, options: KernelOptions): NativeKernel
+  /** A kernel whose first life is a copy of another kernel's. That begins with `start`. */
+  fork(of: NativeKernel, kernel: number, options: KernelOptions, thawing: Thawing): NativeKernel
   /** Settles with `template`. */
   warm(request: number, variables: Array<EnvironmentVariable>): void
   /** Settles with `done`. */
@@ -32,6 +34,12 @@ export declare class NativeKernel {
   execute(request: number, cell: CellRequest): void
   /** The caller of this start or execute no longer wants it: dropped if it has not begun, interrupted if it has. */
   cancel(request: number): void
+  /** Settles with `checkpoint`. */
+  checkpoint(request: number): void
+  /** Settles with `life`. */
+  rollback(request: number, checkpoint: number): void
+  /** Settles with `done`. */
+  discard(request: number, checkpoint: number): void
   /** Settles with `done` once the running cell is over. */
   interrupt(request: number): void
   /** Settles with `life`. */
@@ -77,6 +85,19 @@ export interface CellRequest {
 }
 
 export type CellStatus = 'ok' | 'error' | 'interrupted' | 'timed-out'
+
+/** A frozen copy of a life. */
+export interface Checkpoint {
+  /** Unique in its kernel. */
+  id: number
+  generation: number
+  rssBytes: number
+}
+
+export interface EnvironmentChange {
+  name: string
+  value: string | null
+}
 
 export interface EnvironmentVariable {
   name: string
@@ -164,6 +185,8 @@ export interface KernelOptions {
   oomScoreAdj: number | null
   limits: Limits
   recovery: Recovery
+  /** What the copies taken after cells may come to have for themselves. */
+  checkpointBytes: number
   /** Names of the functions that its cells can call. */
   functions: Array<string>
   /** Whether anybody answers `input()`. */
@@ -198,7 +221,7 @@ export interface Life {
   shell: LifeShell
 }
 
-export type LifeLaunch = 'fork' | 'spawn'
+export type LifeLaunch = 'fork' | 'spawn' | 'checkpoint'
 
 export type LifeShell = 'ipython' | 'plain'
 
@@ -231,9 +254,9 @@ export interface Recovered {
   lostCells: number
 }
 
-export type RecoveredState = 'fresh'
+export type RecoveredState = 'fresh' | 'checkpoint'
 
-export type Recovery = 'restart' | 'none'
+export type Recovery = 'restart' | 'checkpoint' | 'none'
 
 export interface RemainingLeftover {
   pid: number
@@ -247,6 +270,7 @@ export type Reply =
   | { kind: 'cell'; cell: Cell }
   | { kind: 'exit'; exit: ExitReason }
   | { kind: 'usage'; usage: Usage }
+  | { kind: 'checkpoint'; checkpoint: Checkpoint }
   | { kind: 'answer'; json: string }
   | { kind: 'template'; template: TemplateInfo }
   | { kind: 'failed'; failure: Failure }
@@ -278,6 +302,15 @@ export interface TemplateInfo {
 }
 
 export type TemplateState = 'ready' | 'ended'
+
+/** What is different in a copy that becomes a kernel's first life. */
+export interface Thawing {
+  /** Changes to the environment of the original; null takes a variable away. */
+  environment: Array<EnvironmentChange>
+  /** null: where the original is. */
+  cwd: string | null
+  init: string | null
+}
 
 export interface Usage {
   rssBytes: number

@@ -86,10 +86,24 @@ impl From<dto::KernelOptions> for options::KernelOptions {
             },
             recovery: match from.recovery {
                 dto::Recovery::Restart => options::Recovery::Restart,
+                dto::Recovery::Checkpoint => options::Recovery::Checkpoint,
                 dto::Recovery::None => options::Recovery::None,
             },
+            checkpoint_bytes: size(from.checkpoint_bytes) as u64,
             functions: from.functions,
             answers_input: from.answers_input,
+        }
+    }
+}
+
+impl From<dto::Thawing> for kernelhost_kernel::host::Thawing {
+    fn from(from: dto::Thawing) -> Self {
+        let changes = from.environment.into_iter().map(|change| (change.name, change.value));
+        Self {
+            what: "fork",
+            environment: changes.collect(),
+            cwd: from.cwd,
+            init: from.init,
         }
     }
 }
@@ -137,6 +151,7 @@ impl From<event::LifeFacts> for dto::Life {
             launch: match from.launch {
                 event::Launch::Fork => dto::LifeLaunch::Fork,
                 event::Launch::Spawn => dto::LifeLaunch::Spawn,
+                event::Launch::Checkpoint => dto::LifeLaunch::Checkpoint,
             },
             launch_reason: from.launch_reason,
             start_ms: ms(from.start),
@@ -288,7 +303,10 @@ impl From<event::CellResult> for dto::Cell {
             generation: from.generation,
             recovered: from.recovered.map(|recovered| dto::Recovered {
                 exit: (&*recovered.exit).into(),
-                state: dto::RecoveredState::Fresh,
+                state: match recovered.state {
+                    event::RecoveredState::Fresh => dto::RecoveredState::Fresh,
+                    event::RecoveredState::Checkpoint => dto::RecoveredState::Checkpoint,
+                },
                 lost_cells: recovered.lost_cells,
             }),
         }
@@ -303,6 +321,8 @@ impl From<event::Failure> for dto::Failure {
             event::FailureCode::KernelBusy => "ERR_KERNEL_BUSY",
             event::FailureCode::KernelClosed => "ERR_KERNEL_CLOSED",
             event::FailureCode::KernelAbsent => "ERR_KERNEL_ABSENT",
+            event::FailureCode::CopyRefused => "ERR_COPY_REFUSED",
+            event::FailureCode::CheckpointGone => "ERR_CHECKPOINT_GONE",
             event::FailureCode::QueryFailed => "ERR_QUERY_FAILED",
             event::FailureCode::Aborted => "ERR_ABORTED",
             event::FailureCode::Internal => "ERR_INTERNAL",
@@ -325,6 +345,13 @@ impl From<event::Reply> for dto::Reply {
             event::Reply::Cell(cell) => Self::Cell { cell: (*cell).into() },
             event::Reply::Exit(exit) => Self::Exit { exit: (&*exit).into() },
             event::Reply::Usage(usage) => Self::Usage { usage: usage.into() },
+            event::Reply::Checkpoint(facts) => Self::Checkpoint {
+                checkpoint: dto::Checkpoint {
+                    id: facts.id,
+                    generation: facts.generation,
+                    rss_bytes: number(facts.rss_bytes),
+                },
+            },
             event::Reply::Answer(json) => Self::Answer { json },
             event::Reply::Template(facts) => Self::Template {
                 template: template(facts, None),

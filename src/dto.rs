@@ -28,6 +28,7 @@ pub enum Stuck {
 #[napi(string_enum = "kebab-case")]
 pub enum Recovery {
     Restart,
+    Checkpoint,
     None,
 }
 
@@ -63,6 +64,8 @@ pub struct KernelOptions {
     pub oom_score_adj: Option<i32>,
     pub limits: Limits,
     pub recovery: Recovery,
+    /// What the copies taken after cells may come to have for themselves.
+    pub checkpoint_bytes: f64,
     /// Names of the functions that its cells can call.
     pub functions: Vec<String>,
     /// Whether anybody answers `input()`.
@@ -110,6 +113,7 @@ pub enum KernelState {
 pub enum LifeLaunch {
     Fork,
     Spawn,
+    Checkpoint,
 }
 
 #[napi(string_enum = "kebab-case")]
@@ -286,9 +290,35 @@ pub struct Cell {
     pub recovered: Option<Recovered>,
 }
 
+/// A frozen copy of a life.
+#[napi(object, object_from_js = false)]
+pub struct Checkpoint {
+    /// Unique in its kernel.
+    pub id: u32,
+    pub generation: u32,
+    pub rss_bytes: f64,
+}
+
+/// What is different in a copy that becomes a kernel's first life.
+#[napi(object, object_to_js = false, use_nullable = true)]
+pub struct Thawing {
+    /// Changes to the environment of the original; null takes a variable away.
+    pub environment: Vec<EnvironmentChange>,
+    /// null: where the original is.
+    pub cwd: Option<String>,
+    pub init: Option<String>,
+}
+
+#[napi(object, object_to_js = false, use_nullable = true)]
+pub struct EnvironmentChange {
+    pub name: String,
+    pub value: Option<String>,
+}
+
 #[napi(string_enum = "kebab-case")]
 pub enum RecoveredState {
     Fresh,
+    Checkpoint,
 }
 
 #[napi(object, object_from_js = false)]
@@ -351,6 +381,9 @@ pub enum Reply {
         usage: Usage,
     },
     /// To a query, as JSON text.
+    Checkpoint {
+        checkpoint: Checkpoint,
+    },
     Answer {
         json: String,
     },

@@ -10,7 +10,7 @@ use napi::threadsafe_function::ThreadsafeFunctionCallMode;
 use napi_derive::napi;
 
 use crate::convert::{environment, from_ms};
-use crate::dto::{EnvironmentVariable, HostEvent, HostOptions, KernelOptions};
+use crate::dto::{EnvironmentVariable, HostEvent, HostOptions, KernelOptions, Thawing};
 use crate::kernel::NativeKernel;
 use crate::runtime;
 
@@ -43,6 +43,12 @@ impl NativeHost {
     #[napi(catch_unwind)]
     pub fn kernel(&self, kernel: u32, options: KernelOptions) -> NativeKernel {
         NativeKernel::new(self.host.kernel(kernel, options.into()))
+    }
+
+    /// A kernel whose first life is a copy of another kernel's. That begins with `start`.
+    #[napi(catch_unwind)]
+    pub fn fork(&self, of: &NativeKernel, kernel: u32, options: KernelOptions, thawing: Thawing) -> NativeKernel {
+        NativeKernel::new(self.host.fork(of.inner(), kernel, options.into(), thawing.into()))
     }
 
     /// Settles with `template`.

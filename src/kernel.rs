@@ -17,6 +17,10 @@ impl NativeKernel {
     pub fn new(kernel: Kernel) -> Self {
         Self { kernel }
     }
+
+    pub fn inner(&self) -> &Kernel {
+        &self.kernel
+    }
 }
 
 #[napi]
@@ -52,6 +56,24 @@ impl NativeKernel {
     #[napi(catch_unwind)]
     pub fn cancel(&self, request: u32) {
         self.kernel.cancel(request);
+    }
+
+    /// Settles with `checkpoint`.
+    #[napi(catch_unwind)]
+    pub fn checkpoint(&self, request: u32) {
+        self.kernel.checkpoint(request);
+    }
+
+    /// Settles with `life`.
+    #[napi(catch_unwind)]
+    pub fn rollback(&self, request: u32, checkpoint: u32) {
+        self.kernel.rollback(request, checkpoint);
+    }
+
+    /// Settles with `done`.
+    #[napi(catch_unwind)]
+    pub fn discard(&self, request: u32, checkpoint: u32) {
+        self.kernel.discard(request, checkpoint);
     }
 
     /// Settles with `done` once the running cell is over.

@@ -1,5 +1,6 @@
 /** The public API. */
 
+export type { Checkpoint } from './checkpoints.ts';
 export type { ExecuteTrace, ExitMessage, StartTrace } from './diagnostics.ts';
 export {
   type ErrorCode,

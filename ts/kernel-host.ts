@@ -8,12 +8,20 @@ import { type ExitReason, toExitReason } from './exit-reason.ts';
 import { expectReply } from './failure.ts';
 import { Kernel, type Warning } from './kernel.ts';
 import { MonitorServer } from './monitor/server.ts';
-import { loadBinding, type NativeBinding, type NativeHost, type NativeTemplateInfo } from './native.ts';
+import {
+  loadBinding,
+  type NativeBinding,
+  type NativeHost,
+  type NativeKernel,
+  type NativeKernelOptions,
+  type NativeTemplateInfo,
+} from './native.ts';
 import {
   type CloseOptions,
   type KernelHostOptions,
   type KernelOptions,
   readClose,
+  readForkOptions,
   readHostOptions,
   readKernelOptions,
 } from './options.ts';
@@ -79,17 +87,36 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
   /** A kernel handle. Nothing starts until `start()` or the first `execute()`. */
   kernel(options: KernelOptions = {}): Kernel {
     this.#mustBeOpen();
-    const { native, handlers, notebookBytes } = readKernelOptions('', options, this.#defaults, process.env);
+    const read = readKernelOptions('', options, this.#defaults, process.env);
+    return this.#make({ ...this.#defaults, ...given(options) }, read, (number, native) =>
+      this.#native.kernel(number, native),
+    );
+  }
+
+  /** `options`: all of them, so that a fork of it can change some. */
+  #make(
+    options: KernelOptions,
+    { native, handlers, notebookBytes }: ReturnType<typeof readKernelOptions>,
+    begin: (number: number, native: NativeKernelOptions) => NativeKernel,
+  ): Kernel {
     const number = ++this.#lastKernel;
     const id = `kernel-${number}`;
+    const ours = begin(number, { id, ...native });
     let handle: Member['handle'] = () => {};
     const kernel = new Kernel({
       id,
-      native: this.#native.kernel(number, { id, ...native }),
+      native: ours,
       handlers,
       dispatcher: this.#dispatcher,
       watched: this.#monitor !== null,
       notebookBytes,
+      fork: (changes) => {
+        this.#mustBeOpen();
+        const read = readForkOptions(changes, { options, environment: native.environment });
+        return this.#make({ ...options, ...given(changes) }, read, (number, native) =>
+          this.#native.fork(ours, number, native, read.thawing),
+        );
+      },
       listen: (given) => {
         handle = given;
       },
@@ -158,6 +185,11 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
     if (member !== undefined) attempt(() => member.kernel.emit('warning', { code, message }));
     this.emit('warning', { code, message });
   }
+}
+
+/** Without what is undefined, which stands for the default. */
+function given(options: KernelOptions): KernelOptions {
+  return Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined));
 }
 
 function toTemplateInfo(template: NativeTemplateInfo): TemplateInfo {

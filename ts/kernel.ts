@@ -6,6 +6,7 @@
 
 import { EventEmitter } from 'node:events';
 import { CellHistory } from './cell-history.ts';
+import { type Checkpoint, Checkpoints } from './checkpoints.ts';
 import { Credit } from './credit.ts';
 import {
   type ExecuteTrace,
@@ -29,6 +30,7 @@ import {
   type Cell,
   type CloseOptions,
   type ExecuteOptions,
+  type KernelOptions,
   readCell,
   readClose,
   readDetail,
@@ -93,6 +95,8 @@ export interface KernelParts {
   watched: boolean;
   /** What it may remember of its cells. */
   notebookBytes: number;
+  /** Makes a kernel whose first life is a copy of this one's. */
+  fork(options: KernelOptions): Kernel;
   /** Takes what the kernel does with its events. */
   listen(handle: (event: KernelEvent) => void): void;
   /** Called once, when the kernel is closed. */
@@ -104,6 +108,8 @@ export class Kernel extends EventEmitter<KernelEvents> {
   readonly #native: NativeKernel;
   readonly #dispatcher: Dispatcher;
   readonly #closed: () => void;
+  readonly #makeFork: (options: KernelOptions) => Kernel;
+  readonly #checkpoints: Checkpoints;
   readonly #credit: Credit;
   readonly #hostCalls: HostCalls;
   readonly #calls: Calls | null;
@@ -125,6 +131,11 @@ export class Kernel extends EventEmitter<KernelEvents> {
     this.#native = parts.native;
     this.#dispatcher = parts.dispatcher;
     this.#closed = parts.closed;
+    this.#makeFork = parts.fork;
+    this.#checkpoints = new Checkpoints(async (id) => {
+      const { reply } = this.#dispatcher.ask((request) => this.#native.discard(request, id));
+      this.#expect(await reply, 'done');
+    });
     this.#calls = parts.watched ? new Calls() : null;
     this.#history = parts.notebookBytes > 0 ? new CellHistory(parts.notebookBytes) : null;
     this.#credit = new Credit((bytes) => {
@@ -222,6 +233,35 @@ export class Kernel extends EventEmitter<KernelEvents> {
   async restart(): Promise<Life> {
     this.#watchStarts();
     const { reply } = this.#dispatcher.ask((request) => this.#native.restart(request));
+    return toLife(this.#expect(await reply, 'life').life);
+  }
+
+  /**
+   * A second kernel with all that this one has in memory, once the cells before this call are over. It has this kernel's
+   * options, changed by `options`; `env` changes the environment, `init` is run in the copy only where it is given here.
+   */
+  async fork(options: KernelOptions = {}): Promise<Kernel> {
+    const kernel = this.#makeFork(options);
+    try {
+      await kernel.start();
+    } catch (error) {
+      await kernel.close();
+      throw error;
+    }
+    return kernel;
+  }
+
+  /** Keeps a frozen copy of the life, once the cells before this call are over. It goes with the kernel. */
+  async checkpoint(): Promise<Checkpoint> {
+    const { reply } = this.#dispatcher.ask((request) => this.#native.checkpoint(request));
+    return this.#checkpoints.made(this.#expect(await reply, 'checkpoint').checkpoint);
+  }
+
+  /** Ends the life, and starts the next with what it had at that checkpoint. The checkpoint stays. */
+  async rollback(to: Checkpoint): Promise<Life> {
+    const id = this.#checkpoints.idOf(to);
+    this.#watchStarts();
+    const { reply } = this.#dispatcher.ask((request) => this.#native.rollback(request, id));
     return toLife(this.#expect(await reply, 'life').life);
   }
 

@@ -13,6 +13,7 @@ import { KernelHostError, UnsupportedPlatformError } from './errors.ts';
 
 export type NativeCell = generated.Cell;
 export type NativeCellRequest = generated.CellRequest;
+export type NativeCheckpoint = generated.Checkpoint;
 export type NativeExitReason = generated.ExitReason;
 export type NativeFailure = generated.Failure;
 export type NativeHostEvent = generated.HostEvent;
@@ -23,6 +24,7 @@ export type NativeOutput = generated.Output;
 export type NativeStray = generated.Stray;
 export type NativeQuery = generated.Query;
 export type NativeReply = generated.Reply;
+export type NativeThawing = generated.Thawing;
 export type NativeTemplateInfo = generated.TemplateInfo;
 export type EnvironmentVariable = generated.EnvironmentVariable;
 

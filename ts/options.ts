@@ -12,9 +12,11 @@ import type { Handlers, HostCallHandler, InputHandler } from './host-calls.ts';
 import { resolveInterpreter } from './interpreter.ts';
 import { isTooLong } from './monitor/place.ts';
 import {
+  type EnvironmentVariable,
   type NativeCellRequest,
   type NativeHostOptions,
   type NativeKernelOptions,
+  type NativeThawing,
   runtimeDirectory,
 } from './native.ts';
 import type { Output } from './result.ts';
@@ -65,8 +67,16 @@ export interface KernelOptions {
   oomScoreAdj?: number | undefined;
   /** What one life may take. Given to a kernel, they replace those of `defaults` as a whole. Default: no limits. */
   limits?: Limits | undefined;
-  /** 'restart': the next call gets a new life. 'none': stay absent until start() is called. Default 'restart'. */
-  recovery?: 'restart' | 'none' | undefined;
+  /**
+   * 'restart': the next call gets a new life. 'checkpoint': a new life with the variables as they were after the last cell
+   * that ended well. 'none': stay absent until start() is called. Default 'restart'.
+   */
+  recovery?: 'restart' | 'checkpoint' | 'none' | undefined;
+  /**
+   * With recovery 'checkpoint': how much memory of its own the copy taken after a cell may come to have while the next one
+   * runs. Beyond it no more are taken of this life, and a `warning` says so. Default 1 GiB.
+   */
+  checkpointBytes?: number | undefined;
   /**
    * Functions that cells call: `kernelhost.call("name", args)`, `await kernelhost.acall(…)`, `kernelhost.tools.name(…)`.
    * Given to a kernel, they replace those of `defaults` as a whole. Default: none.
@@ -114,6 +124,7 @@ const DEFAULT_START_TIMEOUT_MS = 30_000;
 const DEFAULT_INTERRUPT_GRACE_MS = 2_000;
 const DEFAULT_MAX_OUTPUT_BYTES = 1024 * 1024;
 /** Some hundred cells with a few figures. A daemon may have a hundred kernels for weeks. */
+const DEFAULT_CHECKPOINT_BYTES = 1024 * 1024 * 1024;
 const DEFAULT_NOTEBOOK_BYTES = 1024 * 1024;
 const DEFAULT_OOM_SCORE_ADJ = 500;
 const DEFAULT_CLOSE_GRACE_MS = 2_000;
@@ -207,12 +218,12 @@ export function readKernelOptions(
       'oomScoreAdj',
       'limits',
       'recovery',
+      'checkpointBytes',
       'onCall',
       'onInput',
     ],
     defaults,
   );
-  if (read.value('recovery') === 'checkpoint') throw notYet(read.path('recovery'), "'checkpoint'");
   const cwd = read.text('cwd', { empty: false, path: true });
   const handlers = {
     onCall: read.functions('onCall'),
@@ -228,12 +239,38 @@ export function readKernelOptions(
     maxOutputBytes: read.integer('maxOutputBytes', 0, MAX_OUTPUT_BYTES) ?? DEFAULT_MAX_OUTPUT_BYTES,
     oomScoreAdj: read.integer('oomScoreAdj', -1000, 1000) ?? DEFAULT_OOM_SCORE_ADJ,
     limits: readLimits(read.path('limits'), read.value('limits') ?? {}),
-    recovery: read.choice('recovery', ['restart', 'none'] as const, 'restart'),
+    recovery: read.choice('recovery', ['restart', 'checkpoint', 'none'] as const, 'restart'),
+    checkpointBytes: read.integer('checkpointBytes', 0, Number.MAX_SAFE_INTEGER) ?? DEFAULT_CHECKPOINT_BYTES,
     functions: [...handlers.onCall.keys()],
     answersInput: handlers.onInput !== undefined,
   };
   const notebookBytes = read.integer('notebookBytes', 0, Number.MAX_SAFE_INTEGER) ?? DEFAULT_NOTEBOOK_BYTES;
   return { native, handlers, notebookBytes };
+}
+
+/** What a copy of a kernel's life is to be, over what that kernel is. `environment`: of that kernel's own lives. */
+export function readForkOptions(
+  options: KernelOptions,
+  original: { options: KernelOptions; environment: readonly EnvironmentVariable[] },
+): ReturnType<typeof readKernelOptions> & { thawing: NativeThawing } {
+  if (typeof options === 'object' && options?.inheritEnv !== undefined) {
+    throw new InvalidOptionError(
+      'inheritEnv',
+      'inheritEnv: a fork has the environment of the kernel it is a copy of; `env` changes it',
+    );
+  }
+  const environment = Object.fromEntries(original.environment.map(({ name, value }) => [name, value]));
+  const base = { ...original.options, env: undefined, inheritEnv: 'all' } as const;
+  const read = readKernelOptions('', options, base, environment);
+  const changes = Object.entries(options.env ?? {});
+  return {
+    ...read,
+    thawing: {
+      environment: changes.map(([name, value]) => ({ name, value: value ?? null })),
+      cwd: options.cwd === undefined ? null : read.native.cwd,
+      init: options.init ?? null,
+    },
+  };
 }
 
 /** Code and a place in it, as `complete` and `inspect` take them. */
@@ -447,10 +484,6 @@ function choice<const Values extends readonly string[]>(path: string, value: unk
 
 function invalid(option: string, value: unknown, allowed: string): InvalidOptionError {
   return new InvalidOptionError(option, `${option}: ${describe(value)} is not allowed; give ${allowed}`);
-}
-
-function notYet(option: string, value: string): InvalidOptionError {
-  return new InvalidOptionError(option, `${option}: ${value} cannot be used: it is not part of kernelhost 0.1`);
 }
 
 /** A value in an error message: short, and never a whole environment or program. */

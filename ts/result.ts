@@ -24,7 +24,8 @@ export type Output =
 export interface Life {
   pid: number;
   generation: number;
-  launch: 'fork' | 'spawn';
+  /** 'checkpoint': from a frozen copy of an earlier life. */
+  launch: 'fork' | 'spawn' | 'checkpoint';
   /** Why it was spawned cold although it could have been forked. */
   launchReason: string | null;
   startMs: number;
@@ -35,7 +36,9 @@ export interface Life {
 
 export interface Recovered {
   exit: ExitReason;
-  state: 'fresh';
+  /** What the new life began with: nothing, or the variables of a copy of the one before. */
+  state: 'fresh' | 'checkpoint';
+  /** Cells whose effects are lost, the one that was running among them. */
   lostCells: number;
 }
 

@@ -31,6 +31,7 @@ export interface Call {
   signal?: number;
   graceMs?: number;
   environment?: EnvironmentVariable[];
+  checkpoint?: number;
 }
 
 export class MockKernel implements NativeKernel {
@@ -75,6 +76,15 @@ export class MockKernel implements NativeKernel {
   }
   restart(request: number): void {
     this.#note('restart', request);
+  }
+  checkpoint(request: number): void {
+    this.#note('checkpoint', request);
+  }
+  rollback(request: number, checkpoint: number): void {
+    this.#note('rollback', request, { checkpoint });
+  }
+  discard(request: number, checkpoint: number): void {
+    this.#note('discard', request, { checkpoint });
   }
   kill(request: number, signal: number): void {
     this.#note('kill', request, { signal });
@@ -142,6 +152,9 @@ export class MockNative {
           const kernel = new MockKernel(number, options, mock.calls);
           mock.kernels.push(kernel);
           return kernel;
+        }
+        fork(_of: NativeKernel, number: number, options: NativeKernelOptions): NativeKernel {
+          return this.kernel(number, options);
         }
         warm(request: number, environment: EnvironmentVariable[]): void {
           mock.calls.push({ verb: 'warm', kernel: null, request, environment });

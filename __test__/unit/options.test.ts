@@ -100,12 +100,6 @@ test('an option that resembles none is refused with the list of those there are'
   assert.match(message, /given "red".*Options here: cwd, env,/);
 });
 
-test("recovery 'checkpoint' is refused as not part of 0.1", () => {
-  const { option, message } = refused(() => kernelOptions({ recovery: 'checkpoint' }));
-  assert.equal(option, 'recovery');
-  assert.match(message, /not part of kernelhost 0\.1/);
-});
-
 for (const [name, values] of Object.entries({
   startTimeoutMs: [0, -1, Number.NaN, Number.POSITIVE_INFINITY, 2 ** 31, '5', null, 5n],
   interruptGraceMs: [-1, Number.NaN, '5', {}],

@@ -139,6 +139,14 @@ class Calls:
         self.closed = False
         os.set_blocking(wire.fd, False)
 
+    def begin_anew(self):
+        """In a copy of the process: its wire is another one. Nobody waits, or there would be no copy."""
+        os.set_blocking(self.wire.fd, False)
+        self.wire.buffer.data.clear()
+        self.main = get_ident()
+        self.leader = None
+        self.barriers, self.waiting, self.watched = {}, {}, {}
+
     # Barriers
 
     @wall

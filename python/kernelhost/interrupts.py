@@ -99,6 +99,11 @@ class Interrupts:
         self.handler = self._on_sigint
         _signal.signal(_signal.SIGINT, self.handler)
 
+    def begin_anew(self):
+        """In a copy of the process: its pipe is another one, and what came for the original is not for the copy."""
+        os.set_blocking(self.fd, False)
+        self.cell = self.early = self.pending = self.surplus = 0
+
     def begin(self, cell):
         """A cell starts. Order matters: an interrupt that comes between the lines must set `pending`, and it stays."""
         self.struck = False

@@ -236,6 +236,36 @@ class Loop:
                 for task in left:
                     task.cancel()
 
+    # Copies
+
+    def begin_anew(self):
+        """In a copy of the process. The loop stays what cells know, and gets an epoll instance and a waker of its own.
+
+        The old instance is the original's too: closing our number of it changes nothing there, and nothing else is done
+        to it. There was no work when the copy was made, so nothing but the waker was registered with it.
+        """
+        loop = self.current
+        if loop is None or loop.is_closed():
+            return
+        selector = loop._selector
+        selector._selector.close()
+        loop._selector = type(selector)()
+        loop._ssock.close()
+        loop._csock.close()
+        loop._internal_fds -= 1
+        loop._make_self_pipe()
+        if loop._signal_handlers:
+            _signal.set_wakeup_fd(loop._csock.fileno())
+
+    def work(self):
+        """What `has_work` has found, for people."""
+        try:
+            tasks = sys.modules["asyncio"].all_tasks(self.current)
+            names = [getattr(task.get_coro(), "__qualname__", None) or task.get_name() for task in tasks]
+        except Exception:
+            names = []
+        return f"the tasks {', '.join(sorted(names))}" if names else "callbacks, timers or watched descriptors"
+
     # Between cells
 
     def has_work(self):

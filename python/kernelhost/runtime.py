@@ -7,7 +7,7 @@ import faulthandler
 import os
 import sys
 
-from . import api, failures, queries, searchpath, shells, trackers, wires
+from . import api, copies, failures, queries, searchpath, shells, trackers, wires
 from .calls import Calls
 from .interrupts import Interrupts
 from .jobs import Jobs
@@ -17,7 +17,10 @@ from .output import install
 
 _CPU_GRACE_SECONDS = 2
 _COLD_WIRES = (3, 4, 5, 6)
-_FROM_HOST = queries.KINDS | {wires.CONFIGURE, wires.EXECUTE, wires.SHUTDOWN}
+_FROM_HOST = queries.KINDS | {wires.CONFIGURE, wires.EXECUTE, wires.SHUTDOWN, wires.COPY, wires.WIRES, wires.THAW}
+
+
+_TO_FROZEN = frozenset((wires.COPY, wires.THAW, wires.SHUTDOWN))
 
 
 class StartFailed(Exception):
@@ -64,6 +67,9 @@ class Life:
         self.answers_input = False
         # The code of `exit(code)`, once a cell has called it.
         self.leaving = None
+        # It is being copied; it is a copy that waits to be thawed; how it was called before that.
+        self.copying = self.frozen = False
+        self.name = None
 
     # The start
 
@@ -108,8 +114,7 @@ class Life:
             raise StartFailed("protocol", {"name": "ProtocolError", "value": text, "traceback": []})
         wanted = wires.field(configuration, "shell", str)
         wires.field(configuration, "env", dict)
-        set_oom_score(configuration.get("oomScoreAdj"))
-        enter(wires.field(configuration, "cwd", str, type(None)))
+        self.settle(configuration)
         if shell is None:
             main = searchpath.new_main_module()
             searchpath.as_interactive()
@@ -124,16 +129,23 @@ class Life:
         shell.refresh()
         os.register_at_fork(after_in_child=self._after_fork_in_cell)
         trackers.let_outlive()
-        self.functions = tuple(configuration.get("functions") or ())
-        self.answers_input = configuration.get("input") is True
         api.connect(self)
         self.interrupts.cover_system()
         set_limits(configuration.get("limits") or {})
-        init = configuration.get("init")
+        self._run_init(configuration.get("init"))
+
+    def settle(self, configuration):
+        """Where it works, and what the daemon offers its cells."""
+        set_oom_score(configuration.get("oomScoreAdj"))
+        enter(wires.field(configuration, "cwd", str, type(None)))
+        self.functions = tuple(configuration.get("functions") or ())
+        self.answers_input = configuration.get("input") is True
+
+    def _run_init(self, init):
         if init:
             # From here on code of the user's runs, and it must not run twice.
             self.outbox.send(wires.INIT_BEGINS, 0, None)
-            outcome = shell.run(init, True)
+            outcome = self.shell.run(init, True)
             self.leave_if_not_ours(outcome)
             if outcome.error is not None:
                 raise StartFailed("init", outcome.error)
@@ -148,6 +160,8 @@ class Life:
                 # The host is gone: there is nobody to leave in good order for.
                 os._exit(0)
             kind, number, payload = found
+            if self.frozen and kind not in _TO_FROZEN:
+                raise wires.ProtocolError("a frozen copy runs nothing")
             if kind == wires.EXECUTE:
                 self._execute(number, payload)
                 if self.leaving is not None:
@@ -157,8 +171,23 @@ class Life:
             elif kind == wires.SHUTDOWN:
                 self.interrupts.leave()
                 return 0
+            elif kind == wires.COPY:
+                copies.copy(self, number, payload)
+            elif kind == wires.THAW and self.frozen:
+                self._thaw(payload)
             else:
-                raise wires.ProtocolError("a second configuration")
+                raise wires.ProtocolError(f"frame {kind} at the wrong time")
+
+    def _thaw(self, payload):
+        try:
+            copies.thaw(self, payload)
+            request = wires.object_of(payload)
+            set_limits(request.get("limits") or {})
+            self._run_init(request.get("init"))
+        except StartFailed as failure:
+            self.outbox.send(wires.START_FAILED, 0, {"stage": failure.stage, "error": failure.error})
+            os._exit(1)
+        self.outbox.send(wires.READY, 0, introduction(self.shell.name))
 
     def _receive(self):
         while True:
@@ -245,7 +274,7 @@ class Life:
         os._exit(code & 0xFF)
 
     def _after_fork_in_cell(self):
-        if os.getpid() == self.pid:
+        if os.getpid() == self.pid or self.copying:
             return
         import _signal
 

@@ -7,6 +7,7 @@ Must not know: cells, what a life does.
 | --------- | ------------------------------ | ----------- | --------------------------- |
 | -         | `fork`                         | running     | `forked` (or `fork-failed`) |
 | -         | `fork` with `abandon` behind it | -           | `fork-failed` ECANCELED     |
+| an orphan | `adopt`                        | running     | `forked` (or `fork-failed`) |
 | running   | its end                        | ended       | `ended`; the zombie is kept |
 | running   | `abandon` or `release`         | unwanted    |                             |
 | unwanted  | its end                        | -           | `released`                  |
@@ -22,14 +23,14 @@ import sys
 import time
 from collections import deque
 
-from . import failures, fresh, searchpath, shells, warden, wires
+from . import failures, fresh, searchpath, shells, threads, warden, wires
 from .output import install
 from .runtime import introduction
 from .threadpools import Pools
 
 _CONTROL, _LIFELINE = 3, 4
 _WIRES_OF_A_LIFE = 6
-_FROM_HOST = frozenset((wires.PREPARE, wires.FORK, wires.RELEASE, wires.ABANDON))
+_FROM_HOST = frozenset((wires.PREPARE, wires.FORK, wires.RELEASE, wires.ABANDON, wires.ADOPT))
 _RUNNING, _UNWANTED, _ENDED = "running", "unwanted", "ended"
 # Adopted orphans come in crowds, when a life with children ends; one look serves them all. The host waits for them.
 _ORPHAN_SECONDS = 0.001
@@ -281,6 +282,9 @@ class Template:
     def _act(self, kind, number, payload):
         if kind == wires.FORK:
             return self._fork(number, payload)
+        if kind == wires.ADOPT:
+            self._take_in(number, payload)
+            return None
         child = self.children.get(number)
         if kind == wires.PREPARE:
             raise wires.ProtocolError("a second `prepare`")
@@ -350,6 +354,15 @@ class Template:
         else:
             self.by_pidfd[pidfd] = child
             self.watch.register(pidfd, select.EPOLLIN)
+
+    def _take_in(self, number, payload):
+        """A copy that a life has made of itself has come to us as an orphan; now it is a life like any other."""
+        pid = wires.field(wires.object_of(payload), "pid", int)
+        if pid in {child.pid for child in self.children.values()} or pid not in _own_children():
+            text = "the copy has ended, or did not come to this template"
+            self._send(wires.FORK_FAILED, number, {"errno": 10, "code": "ECHILD", "message": text})
+            return
+        self._adopt(number, pid)
 
     def _let_go(self):
         """In the child: none of our objects may close a number that will soon be somebody else's."""
@@ -479,25 +492,7 @@ def _load_what_cells_soon_need():
 
 def why_not_to_fork():
     """None, or which threads would be missing in a forked child."""
-    threads = os.listdir("/proc/self/task")
-    if len(threads) == 1:
-        return None
-    known = {}
-    threading = sys.modules.get("threading")
-    if threading is not None:
-        known = {thread.native_id: thread.name for thread in threading.enumerate()}
-    names = []
-    for thread in sorted(map(int, threads)):
-        if thread == os.getpid():
-            continue
-        if thread in known:
-            names.append(f"the Python thread {known[thread]!r}")
-            continue
-        try:
-            with open(f"/proc/self/task/{thread}/comm") as comm:
-                names.append(f"the native thread {comm.read().strip()!r}")
-        except OSError:
-            continue
+    names = threads.others()
     if not names:
         return None
     return "what was preloaded has left threads that a fork would lose: " + ", ".join(names)

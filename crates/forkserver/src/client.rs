@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use crate::frame::{Frame, FrameError};
 use crate::process::{ProcessEvent, Refusal, TemplateProcess};
 use crate::profile::Profile;
-use crate::protocol::{Ended, ForkFailed, Forked, PROTOCOL, Prepare, Released, kind, parse, payload};
+use crate::protocol::{Adopt, Ended, ForkFailed, Forked, PROTOCOL, Prepare, Released, kind, parse, payload};
 use crate::socket::SocketError;
 
 pub use crate::process::TemplateError;
@@ -86,6 +86,24 @@ pub struct ForkedLife {
     released: bool,
 }
 
+/// The template of a life, as the one to which copies of that life come as orphans.
+#[derive(Debug, Clone)]
+pub struct Foster {
+    commands: mpsc::UnboundedSender<Command>,
+}
+
+impl Foster {
+    /// Has the template treat an orphan as a life that it has forked itself. The pid is the one that the copy has told: who it
+    /// is in the end is for the caller to make sure of.
+    pub async fn adopt(&self, pid: i32, deadline: Instant) -> Result<(Pidfd, ForkedLife), ForkError> {
+        let (reply, answer) = oneshot::channel();
+        self.commands
+            .send(Command::Adopt { pid, deadline, reply })
+            .map_err(|_| ForkError::TemplateGone)?;
+        answer.await.map_err(|_| ForkError::TemplateGone)?
+    }
+}
+
 /// What a template has forked and not reaped, by fork number: what else it has as children, it has adopted.
 #[derive(Debug)]
 struct Brood {
@@ -105,6 +123,11 @@ enum Command {
     Fork {
         configuration: Vec<u8>,
         descriptors: Vec<OwnedFd>,
+        deadline: Instant,
+        reply: ForkReply,
+    },
+    Adopt {
+        pid: i32,
         deadline: Instant,
         reply: ForkReply,
     },
@@ -308,6 +331,12 @@ impl ForkedLife {
         })
     }
 
+    /// Who takes in the copies of this life. `None` once it is gone.
+    pub fn foster(&self) -> Option<Foster> {
+        let commands = self.commands.clone();
+        self.holds_pid().then_some(Foster { commands })
+    }
+
     /// Says that nobody will use the pid any more. `None`: the template did not answer in time, or is gone.
     pub async fn release(mut self, deadline: Instant) -> Option<ResourceUsage> {
         self.released = true;
@@ -405,6 +434,15 @@ impl Task {
                 self.process
                     .control
                     .send(kind::FORK, self.forks, &configuration, descriptors)
+                    .ok();
+            }
+            Command::Adopt { pid, deadline, reply } => {
+                self.forks += 1;
+                self.pending.insert(self.forks, (Instant::now(), deadline, reply));
+                let payload = payload(&Adopt { pid });
+                self.process
+                    .control
+                    .send(kind::ADOPT, self.forks, &payload, Vec::new())
                     .ok();
             }
             Command::Release { fork, reply } => {

@@ -16,6 +16,7 @@ pub mod kind {
     pub const FORK: u16 = 65;
     pub const RELEASE: u16 = 66;
     pub const ABANDON: u16 = 67;
+    pub const ADOPT: u16 = 68;
     pub const TEMPLATE_READY: u16 = 80;
     pub const TEMPLATE_FAILED: u16 = 81;
     pub const FORKED: u16 = 82;
@@ -51,6 +52,31 @@ pub struct Configuration<'a> {
     /// Whether anybody answers `input()`.
     pub input: bool,
     pub limits: Rlimits,
+}
+
+/// What makes a frozen copy a life of its own: the payload of `thaw`.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Thaw<'a> {
+    /// What the callbacks of `kernelhost.on_restore` are told: `fork` or `checkpoint`.
+    pub what: &'a str,
+    /// Changes to the environment of the original; `None` takes a variable away.
+    #[serde(serialize_with = "changes_as_object")]
+    pub env: &'a [(String, Option<String>)],
+    /// `None`: that of the original.
+    pub cwd: Option<&'a str>,
+    pub init: Option<&'a str>,
+    pub oom_score_adj: Option<i32>,
+    pub functions: &'a [String],
+    pub input: bool,
+    pub limits: Rlimits,
+}
+
+fn changes_as_object<S: serde::Serializer>(
+    pairs: &&[(String, Option<String>)],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(pairs.iter().map(|(name, value)| (name, value)))
 }
 
 /// What the life itself asks Linux to keep. `None`: as it is.
@@ -116,6 +142,12 @@ impl std::fmt::Display for StartFailure {
             _ => write!(formatter, "{stage}: {name}: {value}"),
         }
     }
+}
+
+/// The pid of an orphan that the template is to treat as its own fork.
+#[derive(Debug, Serialize)]
+pub struct Adopt {
+    pub pid: i32,
 }
 
 #[derive(Debug, Deserialize)]

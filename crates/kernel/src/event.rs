@@ -17,6 +17,8 @@ pub use crate::wire::{HostCall, Query};
 
 /// Chosen by the caller, never used twice in a host.
 pub type RequestId = u32;
+/// The request of whoever waits for no answer.
+pub const NOBODY: RequestId = 0;
 /// Number of a call into the daemon within its kernel.
 pub type CallNumber = u32;
 /// Number of a kernel in its host.
@@ -88,6 +90,7 @@ pub enum Reply {
     Cell(Box<CellResult>),
     Exit(Arc<ExitReason>),
     Usage(LiveUsage),
+    Checkpoint(CheckpointFacts),
     /// To a query, as JSON.
     Answer(String),
     Template(TemplateFacts),
@@ -103,6 +106,10 @@ pub enum FailureCode {
     KernelClosed,
     /// There is no life, and this call does not start one.
     KernelAbsent,
+    /// No copy was made, because it would not be sound, or for want of a process.
+    CopyRefused,
+    /// The checkpoint is not there any more.
+    CheckpointGone,
     /// Python could not answer a query.
     QueryFailed,
     /// The caller gave up before anything ran.
@@ -149,6 +156,8 @@ pub enum PublicState {
 pub enum Launch {
     Fork,
     Spawn,
+    /// From a frozen copy of an earlier life.
+    Checkpoint,
 }
 
 /// One life, as it was when it became ready.
@@ -163,6 +172,17 @@ pub struct LifeFacts {
     pub python: String,
     pub python_version: String,
     pub shell: Shell,
+}
+
+/// A frozen copy, as it was when it had been made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CheckpointFacts {
+    /// Unique in its kernel.
+    pub id: u32,
+    /// Of the life it is a copy of.
+    pub generation: u32,
+    /// What it has resident, all but nothing of it its own.
+    pub rss_bytes: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -194,6 +214,14 @@ pub struct CellResult {
 #[derive(Debug, Clone)]
 pub struct Recovered {
     pub exit: Arc<ExitReason>,
-    /// Cells that ran on lives whose state is lost.
+    pub state: RecoveredState,
+    /// Cells whose effects are lost.
     pub lost_cells: u32,
+}
+
+/// What a life that replaced another began with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RecoveredState {
+    Fresh,
+    Checkpoint,
 }

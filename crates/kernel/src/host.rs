@@ -15,8 +15,9 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 
 use crate::caught::caught;
-use crate::event::{CallNumber, Event, FailureCode, KernelNumber, PublicState, Reply, RequestId, Sink};
-use crate::launch::{Launcher, boot};
+use crate::copy::{ForkOrder, Purpose};
+use crate::event::{CallNumber, Event, FailureCode, KernelNumber, NOBODY, PublicState, Reply, RequestId, Sink};
+use crate::launch::{Launched, Launcher, boot};
 use crate::oom_watch::OomWatch;
 use crate::options::{CellRequest, HostOptions, KernelOptions, LaunchMode};
 use crate::session::{Command, Session, Shared};
@@ -26,6 +27,8 @@ use crate::wire::Query;
 
 /// How long `warm` waits for a template.
 const WARM_LIMIT: Duration = Duration::from_secs(30);
+
+pub use crate::copy::Thawing;
 
 pub struct Host {
     runtime: Handle,
@@ -133,6 +136,34 @@ impl Host {
     }
 
     pub fn kernel(&self, number: KernelNumber, options: KernelOptions) -> Kernel {
+        self.new_kernel(number, options, None)
+    }
+
+    /// A kernel whose first life is a copy of the one that another kernel has when its turn comes. Its options are for later
+    /// lives too; `thawing` has what is different from the original in the copy. It is started like any other.
+    pub fn fork(&self, of: &Kernel, number: KernelNumber, options: KernelOptions, thawing: Thawing) -> Kernel {
+        let (outcome, first) = oneshot::channel();
+        let order = ForkOrder {
+            number,
+            kernel: Arc::new(options.clone()),
+            marker: self.launcher.mark.of_life(number, 1),
+            thawing,
+            outcome,
+        };
+        let kernel = self.new_kernel(number, options, Some(first));
+        // Where that kernel's task is gone the order is dropped, which tells the new one.
+        of.commands
+            .send(Command::Input(Input::Copy(NOBODY, Purpose::Fork(Box::new(order)))))
+            .ok();
+        kernel
+    }
+
+    fn new_kernel(
+        &self,
+        number: KernelNumber,
+        options: KernelOptions,
+        first: Option<oneshot::Receiver<Launched>>,
+    ) -> Kernel {
         let (commands, inbox) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared::new());
         let requests = Requests::new(self.sink.clone());
@@ -145,6 +176,7 @@ impl Host {
             Arc::new(move |events| sees.tell(events)),
             shared.clone(),
             inbox,
+            first,
         );
         self.runtime.spawn(async move {
             if let Err(panic) = caught(Box::pin(session.run())).await.flatten() {
@@ -248,6 +280,19 @@ impl Kernel {
     pub fn cancel(&self, request: RequestId) {
         // Whose call is answered already needs no answer to this.
         self.commands.send(Command::Input(Input::Cancel(request))).ok();
+    }
+
+    /// Keeps a frozen copy of the life.
+    pub fn checkpoint(&self, request: RequestId) {
+        self.call(request, Command::Input(Input::Copy(request, Purpose::Checkpoint)));
+    }
+
+    pub fn rollback(&self, request: RequestId, to: u32) {
+        self.call(request, Command::Rollback(request, to));
+    }
+
+    pub fn discard(&self, request: RequestId, checkpoint: u32) {
+        self.call(request, Command::Discard(request, checkpoint));
     }
 
     pub fn interrupt(&self, request: RequestId) {
@@ -363,6 +408,7 @@ mod tests {
                 oom_score_adj: None,
                 limits: Limits::default(),
                 recovery: Recovery::Restart,
+                checkpoint_bytes: u64::MAX,
                 functions: Vec::new(),
                 answers_input: false,
             };

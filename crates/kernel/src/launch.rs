@@ -15,7 +15,8 @@ use kernelhost_process::stderr_tail::crash_traceback;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::event::{KernelNumber, Launch, LifeFacts};
+use crate::copy::{self, Frozen, Thawing, facts_of, thaw};
+use crate::event::{FailureCode, KernelNumber, Launch, LifeFacts};
 use crate::life::{Life, LifeEvent, Wires};
 use crate::oom_watch::OomWatch;
 use crate::options::{HostOptions, KernelOptions, LaunchMode};
@@ -60,6 +61,27 @@ pub struct Launched {
     /// Said when a cold start was not what was asked for first.
     pub fell_back: Option<String>,
     pub result: Result<(Box<Life>, LifeFacts), StartFailed>,
+    /// Of a life that was thawed: how many cells it has the effects of.
+    pub cells: Option<u32>,
+    /// Why it was not thawed, although there should have been a copy to thaw.
+    pub lost_copy: Option<String>,
+}
+
+impl Launched {
+    /// The life of a copy could not begin.
+    pub fn without_copy(code: FailureCode, message: String) -> Self {
+        Self {
+            fell_back: None,
+            result: Err(StartFailed {
+                code,
+                message,
+                exit: None,
+                stderr_tail: String::new(),
+            }),
+            cells: None,
+            lost_copy: None,
+        }
+    }
 }
 
 /// Why there is no ready life.
@@ -123,7 +145,12 @@ pub async fn launch(mut request: Request) -> Launched {
             Problem::Message("there is no process (a bug in kernelhost)".into()),
         )),
     };
-    Launched { fell_back, result }
+    Launched {
+        fell_back,
+        result,
+        cells: None,
+        lost_copy: None,
+    }
 }
 
 /// What has come to be so far, outside the future that may be given up.
@@ -417,6 +444,7 @@ async fn end(request: &Request, mut life: Box<Life>, problem: Problem) -> StartF
         next: &next,
     });
     StartFailed {
+        code: FailureCode::KernelStart,
         message: exit.message.clone(),
         stderr_tail: exit.stderr_tail.clone(),
         exit: Some(Arc::new(exit)),
@@ -437,6 +465,7 @@ fn never_was(request: &Request, problem: Problem) -> StartFailed {
         request.kernel.id
     );
     StartFailed {
+        code: FailureCode::KernelStart,
         message,
         exit: None,
         stderr_tail: String::new(),
@@ -463,4 +492,74 @@ fn printed(tail: &str) -> Option<String> {
             text.to_owned()
         }
     })
+}
+
+/// A life with the state of the first of these copies that can be thawed. Where none can: a fresh one, or with `must` none.
+pub async fn thawed(mut request: Request, copies: Vec<Arc<Frozen>>, must: bool) -> Launched {
+    const GONE: &str = "the checkpoint is gone";
+    if !request.pause.is_zero() {
+        sleep(request.pause).await;
+        request.pause = Duration::ZERO;
+    }
+    let began = Instant::now();
+    let launcher = request.launcher.clone();
+    let mut why = GONE.to_owned();
+    {
+        let _permit = launcher.forks.acquire().await;
+        for frozen in copies {
+            if request.cancelled.borrow().is_some() {
+                break;
+            }
+            match thaw_one(&request, &frozen, began).await {
+                Ok(ready) => {
+                    return Launched {
+                        fell_back: None,
+                        result: Ok(ready),
+                        cells: Some(frozen.cells),
+                        lost_copy: None,
+                    };
+                }
+                Err(text) => why = text,
+            }
+        }
+    }
+    if must {
+        let message = format!("Kernel \"{}\" could not be rolled back: {why}.", request.kernel.id);
+        return Launched::without_copy(FailureCode::CheckpointGone, message);
+    }
+    Launched {
+        lost_copy: Some(why),
+        ..launch(request).await
+    }
+}
+
+async fn thaw_one(request: &Request, frozen: &Frozen, began: Instant) -> Result<(Box<Life>, LifeFacts), String> {
+    let (launcher, kernel) = (&request.launcher, &request.kernel);
+    let marker = launcher.mark.of_life(request.number, request.generation);
+    // Not given up half-way: the frozen copy could not be asked again.
+    let mut life = frozen.copy(marker).await?;
+    launcher.oom.life_began(request.number, &kernel.id, life.root());
+    let thawing = Thawing {
+        what: "checkpoint",
+        environment: Vec::new(),
+        cwd: None,
+        init: None,
+    };
+    let mut cancelled = request.cancelled.clone();
+    let outcome = tokio::select! {
+        biased;
+        _ = cancelled.wait_for(Option::is_some) => Err("it was given up".to_owned()),
+        outcome = thaw(&mut life, &thawing, kernel, Instant::now() + kernel.start_timeout) => outcome,
+    };
+    match outcome {
+        Ok(ready) => {
+            let facts = facts_of(&life, ready, request.generation, Launch::Checkpoint, began.elapsed());
+            Ok((life, facts))
+        }
+        Err(why) => {
+            launcher.oom.ended(life.pid());
+            copy::end(life).await;
+            Err(why)
+        }
+    }
 }

@@ -11,6 +11,8 @@ pub mod output;
 mod aside;
 mod calls;
 mod caught;
+mod checkpoints;
+mod copy;
 mod launch;
 mod life;
 mod limits;

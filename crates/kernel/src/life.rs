@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use kernelhost_forkserver::client::{ForkedLife, LifeEnd};
+use kernelhost_forkserver::client::{ForkedLife, Foster, LifeEnd};
 use kernelhost_forkserver::frame::FrameError;
 use kernelhost_forkserver::process::output_pipe;
 use kernelhost_process::lifeline::{self, Lifeline};
@@ -304,6 +304,31 @@ impl Life {
         if !self.wire.returned(call, payload) {
             self.stopped_reading();
         }
+    }
+
+    /// Who takes in its copies, or why there can be none.
+    pub fn foster(&self) -> Result<Foster, String> {
+        match &self.reaper {
+            Reaper::Here { .. } => Err(
+                "it was started cold, and only what a template has forked can be copied (launch: 'fork')".to_owned(),
+            ),
+            Reaper::Template(life) => life
+                .foster()
+                .ok_or_else(|| "its template, which would take the copy in, has ended".to_owned()),
+        }
+    }
+
+    pub fn copy(&mut self, id: CellId, marker: &str) {
+        self.wire.copy(id, marker);
+    }
+
+    pub fn give_wires(&mut self, id: CellId, wires: io::Result<TheirWires>) {
+        let wires = wires.map(TheirWires::into_descriptors);
+        self.wire.wires(id, wires.map_err(|error| error.to_string()));
+    }
+
+    pub fn thaw(&mut self, payload: &[u8]) {
+        self.wire.thaw(payload);
     }
 
     pub fn shut_down(&mut self) {

@@ -27,6 +27,8 @@ pub enum Stuck {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recovery {
     Restart,
+    /// It gets a life with the variables of the newest copy that was taken after a cell.
+    Checkpoint,
     /// It fails; only `start` brings a new life.
     None,
 }
@@ -70,6 +72,8 @@ pub struct KernelOptions {
     pub oom_score_adj: Option<i32>,
     pub limits: Limits,
     pub recovery: Recovery,
+    /// How much memory the copies taken after cells may come to have for themselves, before none is taken any more.
+    pub checkpoint_bytes: u64,
     /// Names of the functions that its cells can call.
     pub functions: Vec<String>,
     /// Whether anybody answers `input()`.

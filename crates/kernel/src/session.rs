@@ -10,22 +10,24 @@ use kernelhost_process::stderr_tail::crash_traceback;
 use kernelhost_process::usage;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use crate::aside::aside;
 use crate::calls::Calls;
 use crate::caught::caught;
+use crate::checkpoints::{Checkpoints, News};
+use crate::copy::{Copying, Purpose};
 use crate::event::{
-    CallNumber, CellResult, CellStatus, Event, Failure, FailureCode, KernelNumber, LifeFacts, PublicState, Recovered,
-    Reply, RequestId, Sink,
+    CallNumber, CellResult, CellStatus, Event, Failure, FailureCode, KernelNumber, LifeFacts, NOBODY, PublicState,
+    Recovered, Reply, RequestId, Sink,
 };
-use crate::launch::{Launched, Launcher, Request, launch};
+use crate::launch::{Launched, Launcher, Request, launch, thawed};
 use crate::life::{Finished, Life, LifeEvent};
 use crate::limits::{self, Judgement};
 use crate::options::{CellRequest, KernelOptions, Recovery};
 use crate::output::{Collected, Collector, CreditAccount, Output, Stream};
 use crate::queries::{self, Queries, Step};
-use crate::state::{Answer, Effect, Input, Machine, Policy, Timer, Verdict, Why};
+use crate::state::{Answer, Effect, Input, Machine, Origin, Policy, Timer, Verdict, Why};
 use crate::wire::{self, CellId, Done, HostCall, Message, Query};
 
 /// What the owner of a kernel may read at any time.
@@ -79,6 +81,8 @@ pub enum Command {
     Input(Input),
     Usage(RequestId),
     Query(RequestId, Query),
+    Rollback(RequestId, u32),
+    Discard(RequestId, u32),
     /// The answer to a call into the daemon.
     Returned(CallNumber, Vec<u8>),
     /// The host closes: the sender is dropped when this kernel is closed.
@@ -88,8 +92,8 @@ pub enum Command {
 /// How long the end of a life may take whose task has panicked, before it is left to its lifeline.
 const END_AFTER_PANIC: Duration = Duration::from_secs(10);
 
-/// A request of the host's own, whose answer nobody outside waits for.
-const NOBODY: RequestId = 0;
+/// How long a kill waits for the copy that is being made.
+const LAST_COPY: Duration = Duration::from_millis(500);
 
 pub struct Session {
     number: KernelNumber,
@@ -106,6 +110,13 @@ pub struct Session {
     queries: Queries,
     calls: Calls,
     limits: Option<LimitWatch>,
+    checkpoints: Checkpoints,
+    news: mpsc::UnboundedReceiver<News>,
+    copying: Option<InCopy>,
+    /// Where the first life comes from, if another kernel makes it.
+    first: Option<oneshot::Receiver<Launched>>,
+    /// What doing the last effects has brought, to be applied after them.
+    deferred: Vec<Input>,
     events: Vec<Event>,
     closing_host: Vec<oneshot::Sender<()>>,
 }
@@ -113,6 +124,14 @@ pub struct Session {
 struct Launching {
     outcome: oneshot::Receiver<Launched>,
     cancel: watch::Sender<Option<Cause>>,
+}
+
+/// The copy that the life is making of itself.
+struct InCopy {
+    id: CellId,
+    request: RequestId,
+    purpose: Purpose,
+    copying: Copying,
 }
 
 /// The limits of the life that is there, and the look that is due or under way.
@@ -140,7 +159,9 @@ impl Session {
         sink: Sink,
         shared: Arc<Shared>,
         commands: mpsc::UnboundedReceiver<Command>,
+        first: Option<oneshot::Receiver<Launched>>,
     ) -> Self {
+        let (checkpoints, news) = Checkpoints::new();
         let policy = Policy {
             stuck: options.stuck,
             recovery: options.recovery,
@@ -161,6 +182,11 @@ impl Session {
             queries: Queries::default(),
             calls: Calls::default(),
             limits: None,
+            checkpoints,
+            news,
+            copying: None,
+            first,
+            deferred: Vec::new(),
             events: Vec::new(),
             closing_host: Vec::new(),
         }
@@ -203,6 +229,7 @@ impl Session {
                 event = life_event(&mut self.life, room) => self.hear(event).await,
                 launched = outcome(&mut self.launching) => self.launched(launched),
                 size = look(&mut self.limits) => self.looked(size),
+                Some(news) = self.news.recv() => self.learn(news),
                 () = sleep_until(next_timer.unwrap_or_else(Instant::now)), if next_timer.is_some() => self.ring(),
                 () = credit.available(), if room == 0 => {}
             }
@@ -210,6 +237,7 @@ impl Session {
     }
 
     async fn end(&mut self) {
+        self.checkpoints.end_all().await;
         if let Some(launching) = self.launching.take() {
             launching.cancel.send_replace(Some(Cause::Close));
             if let Ok(Launched { result: Ok(ready), .. }) = launching.outcome.await {
@@ -232,7 +260,30 @@ impl Session {
         match command {
             Command::Input(input) => {
                 self.interrupt_query(&input);
+                match &input {
+                    Input::Close(..) => self.checkpoints.end_all().await,
+                    Input::Kill(..) => self.let_copy_finish().await,
+                    _ => {}
+                }
                 self.apply(input);
+            }
+            Command::Rollback(request, to) => {
+                if self.machine.public_state() == PublicState::Closed || self.checkpoints.get(to).is_some() {
+                    self.apply(Input::Rollback(request, to));
+                } else {
+                    let message = format!(
+                        "Checkpoint {to} of kernel \"{}\" is gone: it was discarded, or its process has ended. The kernel is as it was.",
+                        self.options.id
+                    );
+                    self.fail(request, FailureCode::CheckpointGone, message);
+                }
+            }
+            Command::Discard(request, id) => {
+                if let Some(frozen) = self.checkpoints.discard(id) {
+                    frozen.end().await;
+                }
+                let reply = Reply::Done;
+                self.events.push(Event::Settled { request, reply });
             }
             Command::Query(request, query) => {
                 let now = Instant::now();
@@ -246,8 +297,20 @@ impl Session {
             Command::Usage(request) => self.usage(request),
             Command::CloseForHost(grace, closed) => {
                 self.closing_host.push(closed);
+                self.checkpoints.end_all().await;
                 self.apply(Input::Close(NOBODY, grace));
             }
+        }
+    }
+
+    /// A copy of what the last cell has done is not given up for a kill that comes a moment later.
+    async fn let_copy_finish(&mut self) {
+        let deadline = Instant::now() + LAST_COPY;
+        while self.machine.is_copying()
+            && let Some((life, _)) = &mut self.life
+            && let Ok(event) = timeout_at(deadline, life.event(usize::MAX)).await
+        {
+            self.hear(event).await;
         }
     }
 
@@ -301,8 +364,142 @@ impl Session {
                 }
             }
             Message::Answer(id, answer) => self.answered(id, answer),
+            Message::Copy(id, said) => {
+                let Some(((life, _), under_way)) = self.life.as_mut().zip(self.copying.as_mut()) else {
+                    self.apply(Input::Broken(
+                        "it copied itself, and nobody had asked for that".to_owned(),
+                    ));
+                    return;
+                };
+                if under_way.id != id {
+                    self.apply(Input::Broken(format!("it made copy {id}, which nobody had asked for")));
+                } else if let Some(outcome) = under_way.copying.hear(life, said) {
+                    self.copied(outcome);
+                    self.apply(Input::Copied(id));
+                }
+            }
             Message::Ready(_) | Message::InitBegins | Message::StartFailed(_) => {
                 self.apply(Input::Broken("it said twice how it started".to_owned()));
+            }
+        }
+    }
+
+    /// Has the life copy itself.
+    fn copy(&mut self, id: CellId, request: RequestId, purpose: Purpose) {
+        let Some((life, _)) = &mut self.life else { return };
+        if matches!(purpose, Purpose::Automatic) && self.checkpoints.stopped {
+            self.deferred.push(Input::Copied(id));
+            return;
+        }
+        let marker = match &purpose {
+            Purpose::Fork(order) => order.marker.clone(),
+            Purpose::Automatic | Purpose::Checkpoint => self.checkpoints.next_marker(&self.launcher.mark, self.number),
+        };
+        match Copying::begin(life, id, marker) {
+            Ok(copying) => {
+                self.copying = Some(InCopy {
+                    id,
+                    request,
+                    purpose,
+                    copying,
+                });
+            }
+            Err(why) => {
+                self.refused(purpose, request, &why);
+                self.deferred.push(Input::Copied(id));
+            }
+        }
+    }
+
+    /// The life is done with the copy that it was making, one way or the other.
+    fn copied(&mut self, outcome: Result<crate::copy::Orphan, String>) {
+        let (Some(under_way), Some((_, facts))) = (self.copying.take(), &self.life) else {
+            return;
+        };
+        // Of a life that is being ended nothing is kept, and whoever has asked is told by its end.
+        if self.machine.public_state() != PublicState::Idle {
+            return;
+        }
+        let InCopy { request, purpose, .. } = under_way;
+        match (outcome, purpose) {
+            (Err(why), purpose) => self.refused(purpose, request, &why),
+            (Ok(orphan), Purpose::Fork(order)) => {
+                let (of, oom) = (self.options.id.clone(), self.launcher.oom.clone());
+                tokio::spawn(order.carry_out(orphan, of, oom));
+            }
+            (Ok(orphan), Purpose::Checkpoint) => {
+                let cells = self.machine.cells();
+                self.checkpoints.take(orphan, facts.generation, cells, Some(request));
+            }
+            (Ok(orphan), Purpose::Automatic) => {
+                self.checkpoints.last_refusal = None;
+                let cells = self.machine.cells();
+                self.checkpoints.take(orphan, facts.generation, cells, None);
+            }
+        }
+    }
+
+    fn refused(&mut self, purpose: Purpose, request: RequestId, why: &str) {
+        match purpose {
+            Purpose::Fork(order) => order.refuse(&self.options.id, why),
+            Purpose::Checkpoint => {
+                let message = format!("Kernel \"{}\" was not copied: {why}.", self.options.id);
+                self.fail(request, FailureCode::CopyRefused, message);
+            }
+            Purpose::Automatic => self.not_taken(why),
+        }
+    }
+
+    /// After this cell no copy was taken. Said once for each reason.
+    fn not_taken(&mut self, why: &str) {
+        if self.checkpoints.last_refusal.as_deref() == Some(why) {
+            return;
+        }
+        self.checkpoints.last_refusal = Some(why.to_owned());
+        let message = format!(
+            "No checkpoint of kernel \"{}\" was taken after its last cell: {why}. If its life ends now, {}.",
+            self.options.id,
+            match self.checkpoints.cells() {
+                Some(cells) => format!("its variables come back as they were after {cells} cells"),
+                None => "its variables are lost".to_owned(),
+            }
+        );
+        self.warn("WARN_CHECKPOINT_SKIPPED", message);
+    }
+
+    fn warn(&mut self, code: &'static str, message: String) {
+        let kernel = Some(self.number);
+        self.events.push(Event::Warning { kernel, code, message });
+    }
+
+    fn learn(&mut self, news: News) {
+        match news {
+            News::Kept(request, frozen, Ok(facts)) => {
+                self.checkpoints.keep(frozen);
+                let reply = Reply::Checkpoint(facts);
+                self.events.push(Event::Settled { request, reply });
+            }
+            News::Kept(request, _, Err(why)) => self.refused(Purpose::Checkpoint, request, &why),
+            News::Taken(frozen, Ok(())) => self.checkpoints.is_there(&frozen),
+            News::Taken(frozen, Err(why)) => {
+                self.checkpoints.failed(&frozen);
+                self.not_taken(&why);
+            }
+            News::Unshared(bytes) => {
+                let limit = self.options.checkpoint_bytes;
+                if bytes <= limit || self.checkpoints.stopped {
+                    return;
+                }
+                self.checkpoints.forget_automatic();
+                self.checkpoints.stopped = true;
+                let message = format!(
+                    "No more checkpoints of kernel \"{}\" are taken after its cells, until it gets another life: the last one had come \
+                     to {} MiB of its own, and checkpointBytes allows {} MiB. Its variables are lost if its life ends.",
+                    self.options.id,
+                    bytes >> 20,
+                    limit >> 20
+                );
+                self.warn("WARN_CHECKPOINT_BUDGET", message);
             }
         }
     }
@@ -331,6 +528,9 @@ impl Session {
     }
 
     fn life_for_queries(&self) -> queries::Life {
+        if self.machine.is_copying() {
+            return queries::Life::Awaited;
+        }
         match self.machine.public_state() {
             PublicState::Starting => queries::Life::Awaited,
             PublicState::Idle => queries::Life::Idle,
@@ -567,16 +767,23 @@ impl Session {
             leftovers: finished.leftovers,
             message: String::new(),
         };
-        let next = match (verdict.cause, self.options.recovery) {
-            (Cause::Close, _) => "No other life follows.",
-            (_, Recovery::None) => "Its variables are lost; start() brings a new life.",
-            (_, Recovery::Restart) => "Its variables are lost; the next call gets a new life.",
+        let next = match (verdict.cause, self.options.recovery, self.checkpoints.cells()) {
+            (Cause::Close, ..) => "No other life follows.".to_owned(),
+            (_, Recovery::None, _) => "Its variables are lost; start() brings a new life.".to_owned(),
+            (Cause::Restart, ..) => "The next life follows at once.".to_owned(),
+            (_, Recovery::Checkpoint, Some(cells)) => format!(
+                "The next call gets a new life, with its variables as they were after {cells} {}.",
+                if cells == 1 { "cell" } else { "cells" }
+            ),
+            (_, Recovery::Restart | Recovery::Checkpoint, _) => {
+                "Its variables are lost; the next call gets a new life.".to_owned()
+            }
         };
         let subject = format!("kernel \"{}\"", self.options.id);
         let exit = exit.told(&Telling {
             subject: &subject,
             detail: verdict.detail.as_deref(),
-            next,
+            next: &next,
         });
         self.shared.pid.store(0, Ordering::Release);
         self.apply_ended(Arc::new(exit));
@@ -594,6 +801,7 @@ impl Session {
             let request = cell.request;
             (request, result(&cell, status, &Done::default(), generation, None))
         });
+        self.copying = None;
         // What JavaScript had not taken yet of this life's output does not hold the next one up.
         self.shared.credit.forgive();
         let calls = self.calls.ended();
@@ -632,6 +840,13 @@ impl Session {
                 message,
             });
         }
+        if let (Some(why), Ok(_)) = (launched.lost_copy, &launched.result) {
+            let message = format!(
+                "Kernel \"{}\" has started without its variables, although there was a checkpoint: {why}",
+                self.options.id
+            );
+            self.warn("WARN_CHECKPOINT_LOST", message);
+        }
         match launched.result {
             Ok((life, facts)) => {
                 self.shared.pid.store(facts.pid, Ordering::Release);
@@ -641,7 +856,10 @@ impl Session {
                     look: None,
                 });
                 self.life = Some((life, facts.clone()));
-                self.apply(Input::Ready(facts));
+                self.apply(match launched.cells {
+                    Some(cells) => Input::Thawed(facts, cells),
+                    None => Input::Ready(facts),
+                });
             }
             Err(failed) => self.apply(Input::LaunchFailed(failed)),
         }
@@ -667,13 +885,18 @@ impl Session {
     fn perform(&mut self, effects: Vec<Effect>, mut partial: Option<(RequestId, CellResult)>) {
         for effect in effects {
             match effect {
-                Effect::Launch { generation, pause } => self.launch(generation, pause),
+                Effect::Launch {
+                    generation,
+                    pause,
+                    origin,
+                } => self.launch(generation, pause, origin),
                 Effect::CancelLaunch(cause) => {
                     if let Some(launching) = &self.launching {
                         launching.cancel.send_replace(Some(cause));
                     }
                 }
                 Effect::Send { cell, request, code } => self.send(cell, request, code),
+                Effect::Copy { id, request, purpose } => self.copy(id, request, purpose),
                 Effect::Interrupt(cell) => {
                     if let Some((life, _)) = &self.life {
                         life.interrupt(cell);
@@ -711,11 +934,18 @@ impl Session {
             }
         }
         self.tell_state();
+        for input in std::mem::take(&mut self.deferred) {
+            self.apply(input);
+        }
     }
 
-    fn launch(&mut self, generation: u32, pause: Duration) {
+    fn launch(&mut self, generation: u32, pause: Duration, origin: Origin) {
         self.shared.generation.store(generation, Ordering::Release);
         let (cancel, cancelled) = watch::channel(None);
+        if let Some(outcome) = self.first.take() {
+            self.launching = Some(Launching { outcome, cancel });
+            return;
+        }
         let (sender, outcome) = oneshot::channel();
         let request = Request {
             launcher: self.launcher.clone(),
@@ -725,7 +955,22 @@ impl Session {
             pause,
             cancelled,
         };
-        tokio::spawn(async move { sender.send(launch(request).await).ok() });
+        let (copies, must) = match origin {
+            Origin::Newest => (self.checkpoints.newest(), false),
+            Origin::Checkpoint(id) => (self.checkpoints.get(id).into_iter().collect(), true),
+            Origin::Fresh => (Vec::new(), false),
+        };
+        if origin != Origin::Newest {
+            self.checkpoints.forget_automatic();
+        }
+        tokio::spawn(async move {
+            let launched = if copies.is_empty() && !must {
+                launch(request).await
+            } else {
+                thawed(request, copies, must).await
+            };
+            sender.send(launched).ok()
+        });
         self.launching = Some(Launching { outcome, cancel });
     }
 
@@ -802,6 +1047,7 @@ impl Session {
                 "Kernel \"{id}\" has no life, and with recovery 'none' only start() brings a new one. The last one: {told}"
             ),
             Why::NeverStarted => format!("Kernel \"{id}\" has never had a life. The next call starts one."),
+            Why::NothingToCopy => format!("Kernel \"{id}\" has no life that could be copied. start() brings one."),
             Why::Busy => format!(
                 "Kernel \"{id}\" is busy with an earlier cell that would not stop (stuck: 'wait'); this cell has waited for its \
                  whole time limit and has not run. Call interrupt() or restart()."
@@ -875,14 +1121,12 @@ async fn outcome(launching: &mut Option<Launching>) -> Launched {
     match launching {
         Some(launching) => match (&mut launching.outcome).await {
             Ok(launched) => launched,
-            Err(_) => Launched {
-                fell_back: None,
-                result: Err(crate::state::StartFailed {
-                    message: "The launch broke off: a bug in kernelhost.".to_owned(),
-                    exit: None,
-                    stderr_tail: String::new(),
-                }),
-            },
+            // A launch always tells how it went, so this was to be a copy.
+            Err(_) => Launched::without_copy(
+                FailureCode::CopyRefused,
+                "The kernel was not copied: it has no life, or its life ended or it was closed before its turn came."
+                    .to_owned(),
+            ),
         },
         None => std::future::pending().await,
     }

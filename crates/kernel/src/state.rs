@@ -2,14 +2,17 @@
 //!
 //! | from | input | to | effects |
 //! | --- | --- | --- | --- |
-//! | Absent | execute, start, restart | Starting | launch |
+//! | Absent | execute, start, restart, rollback | Starting | launch |
+//! | Absent | copy | Absent | it fails: there is nothing to copy |
 //! | Starting | ready | Idle, or Running with the first of the queue | started, callers get the life |
 //! | Starting | launch failed | Absent | callers and queue fail; the exit, if a process came to be |
 //! | Starting | kill, close, nobody waits any more | Ending | cancel the launch |
 //! | Idle | execute | Running | send the cell |
-//! | Running | done | Idle, or Running with the next | the cell's result |
+//! | Idle | copy | Running | have the life copy itself |
+//! | Running | copied | Idle, or Running with the next | |
+//! | Running | done | Idle, or Running with the next | the cell's result; with recovery 'checkpoint' a copy comes next |
 //! | Running | interrupt, abort, time limit | Running | interrupt; grace; interrupt again; grace; then `stuck` decides |
-//! | Idle, Running | restart, close | Ending | polite end, then SIGKILL after the grace |
+//! | Idle, Running | restart, rollback, close | Ending | polite end, then SIGKILL after the grace |
 //! | Idle, Running | kill, a broken wire, a stuck cell, a limit | Ending | signal |
 //! | Idle, Running, Ending | ended | Absent, or Starting when somebody waits, or Closed | the cell and what was queued behind it fail; the exit |
 //! | any | close | Closed at last | everything that waits fails |
@@ -23,7 +26,8 @@ use std::time::Duration;
 
 use kernelhost_process::exit_reason::{Cause, ExitReason, ExitStatus};
 
-use crate::event::{CellStatus, FailureCode, LifeFacts, PublicState, Recovered, RequestId};
+use crate::copy::Purpose;
+use crate::event::{CellStatus, FailureCode, LifeFacts, NOBODY, PublicState, Recovered, RecoveredState, RequestId};
 use crate::options::{CellRequest, Recovery, Stuck};
 use crate::wire::{CellId, Done};
 
@@ -36,16 +40,23 @@ const CHILDREN_GRACE: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub enum Input {
     Execute(RequestId, CellRequest),
+    Copy(RequestId, Purpose),
     Start(RequestId),
     Restart(RequestId),
+    /// To this checkpoint, which is there.
+    Rollback(RequestId, u32),
     Interrupt(RequestId),
     Kill(RequestId, i32),
     Close(RequestId, Duration),
     /// The caller of this start or execute no longer wants it.
     Cancel(RequestId),
     Ready(LifeFacts),
+    /// The same, of a life that has the effects of so many cells already.
+    Thawed(LifeFacts, u32),
     LaunchFailed(StartFailed),
     Done(CellId, Done),
+    /// The life is done with this copy, or has refused it; who asked for it is told by somebody else.
+    Copied(CellId),
     /// The running cell called `exit()`.
     Exiting(i32),
     /// The life broke the wire format.
@@ -64,6 +75,7 @@ pub enum Input {
 /// A launch that gave no life.
 #[derive(Debug, Clone)]
 pub struct StartFailed {
+    pub code: FailureCode,
     pub message: String,
     /// Of the process, if there was one.
     pub exit: Option<Arc<ExitReason>>,
@@ -87,12 +99,18 @@ pub enum Effect {
     Launch {
         generation: u32,
         pause: Duration,
+        origin: Origin,
     },
     CancelLaunch(Cause),
     Send {
         cell: CellId,
         request: RequestId,
         code: CellRequest,
+    },
+    Copy {
+        id: CellId,
+        request: RequestId,
+        purpose: Purpose,
     },
     Interrupt(CellId),
     ShutDown,
@@ -103,6 +121,15 @@ pub enum Effect {
     Started(LifeFacts),
     Exited(Arc<ExitReason>),
     Settle(RequestId, Answer),
+}
+
+/// What a life begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    Fresh,
+    /// The newest copy that was taken after a cell; fresh where there is none.
+    Newest,
+    Checkpoint(u32),
 }
 
 #[derive(Debug)]
@@ -135,6 +162,7 @@ pub enum Why {
     Closed,
     Absent,
     NeverStarted,
+    NothingToCopy,
     Busy,
     Aborted,
 }
@@ -161,6 +189,8 @@ struct Running {
     interrupters: Vec<RequestId>,
     /// The caller has its answer, the cell goes on.
     settled: bool,
+    /// It is no cell: the life copies itself.
+    is_copy: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -187,7 +217,23 @@ struct Ending {
 #[derive(Debug)]
 struct Queued {
     request: RequestId,
-    cell: CellRequest,
+    work: Work,
+}
+
+/// What a life does one after the other.
+#[derive(Debug)]
+enum Work {
+    Cell(CellRequest),
+    Copy(Purpose),
+}
+
+impl Queued {
+    fn timeout(&self) -> Option<Duration> {
+        match &self.work {
+            Work::Cell(cell) => cell.timeout,
+            Work::Copy(_) => None,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -207,7 +253,10 @@ pub struct Machine {
     failed_starts: u32,
     queue: VecDeque<Queued>,
     last_cell: CellId,
+    /// Whose effects the life has, also those of the life it is a copy of.
     cells_of_life: u32,
+    /// What the next launch is to begin with, where that has been said.
+    origin: Option<Origin>,
     announced_exit: Option<i32>,
     last_exit: Option<Arc<ExitReason>>,
     lost: Option<Recovered>,
@@ -232,6 +281,7 @@ impl Machine {
             queue: VecDeque::new(),
             last_cell: 0,
             cells_of_life: 0,
+            origin: None,
             announced_exit: None,
             last_exit: None,
             lost: None,
@@ -243,7 +293,7 @@ impl Machine {
         match self.state {
             State::Absent => PublicState::Absent,
             State::Starting { .. } => PublicState::Starting,
-            State::Idle => PublicState::Idle,
+            State::Idle | State::Running(Running { is_copy: true, .. }) => PublicState::Idle,
             State::Running(_) => PublicState::Running,
             State::Ending(_) => PublicState::Ending,
             State::Closed => PublicState::Closed,
@@ -301,6 +351,16 @@ impl Machine {
         }
     }
 
+    /// Whether the life is copying itself, and listens to nothing else.
+    pub fn is_copying(&self) -> bool {
+        matches!(&self.state, State::Running(Running { is_copy: true, .. }))
+    }
+
+    /// How many cells the life has the effects of.
+    pub fn cells(&self) -> u32 {
+        self.cells_of_life
+    }
+
     /// A number that no cell has had or will have.
     pub fn take_number(&mut self) -> CellId {
         self.last_cell += 1;
@@ -310,16 +370,26 @@ impl Machine {
     /// One input, and what is to be done about it, in this order.
     pub fn on(&mut self, input: Input) -> Vec<Effect> {
         match input {
-            Input::Execute(request, cell) => self.execute(Queued { request, cell }),
+            Input::Execute(request, cell) => self.execute(Queued {
+                request,
+                work: Work::Cell(cell),
+            }),
+            Input::Copy(request, purpose) => self.execute(Queued {
+                request,
+                work: Work::Copy(purpose),
+            }),
             Input::Start(request) => self.start(request),
             Input::Restart(request) => self.restart(request),
+            Input::Rollback(request, to) => self.rollback(request, to),
             Input::Interrupt(request) => self.interrupt(request),
             Input::Kill(request, signal) => self.kill(request, signal),
             Input::Close(request, grace) => self.close(request, grace),
             Input::Cancel(request) => self.cancel(request),
-            Input::Ready(life) => self.ready(life),
+            Input::Ready(life) => self.ready(life, None),
+            Input::Thawed(life, cells) => self.ready(life, Some(cells)),
             Input::LaunchFailed(failure) => self.launch_failed(&failure),
             Input::Done(cell, done) => self.done(cell, done),
+            Input::Copied(id) => self.copied(id),
             Input::Exiting(code) => self.announced_exit = Some(code),
             Input::Broken(why) => self.broken(why),
             Input::OverLimit {
@@ -340,6 +410,9 @@ impl Machine {
             State::Ending(ending) if !ending.closers.is_empty() => {
                 self.fail(request, FailureCode::KernelClosed, Why::Closed);
             }
+            State::Absent if matches!(queued.work, Work::Copy(_)) => {
+                self.fail(request, FailureCode::KernelAbsent, Why::NothingToCopy);
+            }
             State::Absent if self.must_be_started() => self.fail(request, FailureCode::KernelAbsent, Why::Absent),
             State::Absent => {
                 self.queue.push_back(queued);
@@ -347,7 +420,7 @@ impl Machine {
             }
             State::Idle => self.send(queued),
             State::Running(running) => {
-                if let (true, Some(limit)) = (running.settled, queued.cell.timeout) {
+                if let (true, Some(limit)) = (running.settled, queued.timeout()) {
                     self.effects.push(Effect::Arm(Timer::Wait(request), limit));
                 }
                 self.queue.push_back(queued);
@@ -367,8 +440,30 @@ impl Machine {
     }
 
     fn restart(&mut self, request: RequestId) {
+        if !matches!(self.state, State::Closed) {
+            self.origin = Some(Origin::Fresh);
+        }
         if matches!(self.state, State::Idle | State::Running(_)) {
             self.end(Cause::Restart, None, Polite::For(self.policy.interrupt_grace));
+        }
+        self.start(request);
+    }
+
+    fn rollback(&mut self, request: RequestId, to: u32) {
+        const WHY: &str = "rollback() was called";
+        let closes = matches!(&self.state, State::Ending(ending) if !ending.closers.is_empty());
+        if closes || matches!(self.state, State::Closed) {
+            self.fail(request, FailureCode::KernelClosed, Why::Closed);
+            return;
+        }
+        self.origin = Some(Origin::Checkpoint(to));
+        match &self.state {
+            State::Idle | State::Running(_) => {
+                let polite = Polite::For(self.policy.interrupt_grace);
+                self.end(Cause::Restart, Some(WHY.to_owned()), polite);
+            }
+            State::Starting { .. } => self.cancel_launch(Cause::Restart, WHY),
+            State::Absent | State::Ending(_) | State::Closed => {}
         }
         self.start(request);
     }
@@ -474,10 +569,14 @@ impl Machine {
         }
     }
 
-    fn ready(&mut self, life: LifeFacts) {
+    fn ready(&mut self, life: LifeFacts, cells: Option<u32>) {
         self.failed_starts = 0;
         self.had_life = true;
-        self.cells_of_life = 0;
+        self.cells_of_life = cells.unwrap_or(0);
+        if let (Some(cells), Some(lost)) = (cells, &mut self.lost) {
+            lost.state = RecoveredState::Checkpoint;
+            lost.lost_cells = lost.lost_cells.saturating_sub(cells);
+        }
         self.announced_exit = None;
         match std::mem::replace(&mut self.state, State::Idle) {
             State::Starting { callers } => {
@@ -505,7 +604,7 @@ impl Machine {
                 for request in callers.into_iter().chain(queued).collect::<Vec<_>>() {
                     self.fail_with(
                         request,
-                        FailureCode::KernelStart,
+                        failure.code,
                         failure.exit.clone(),
                         Why::StartFailed(failure.clone()),
                     );
@@ -530,11 +629,12 @@ impl Machine {
 
     fn done(&mut self, cell: CellId, done: Done) {
         match &mut self.state {
-            State::Running(running) if running.cell == cell => {
+            State::Running(running) if running.cell == cell && !running.is_copy => {
                 let State::Running(running) = std::mem::replace(&mut self.state, State::Idle) else {
                     return;
                 };
                 self.effects.push(Effect::Disarm(cell));
+                let is_good = done.ok;
                 if !running.settled {
                     let status = status(running.stop, &done);
                     let recovered = self.lost.take();
@@ -548,7 +648,14 @@ impl Machine {
                     ));
                 }
                 self.settle_all(running.interrupters, || Answer::Done);
-                self.next();
+                if is_good && self.policy.recovery == Recovery::Checkpoint {
+                    self.send(Queued {
+                        request: NOBODY,
+                        work: Work::Copy(Purpose::Automatic),
+                    });
+                } else {
+                    self.next();
+                }
             }
             // A cell that completes while its life is being ended has completed, and one that was asked to stop before that
             // has stopped of it. One that the ending has interrupted has done neither.
@@ -571,6 +678,17 @@ impl Machine {
             }
             State::Ending(_) => {}
             _ => self.broken(format!("it answered cell {cell}, which was not running")),
+        }
+    }
+
+    fn copied(&mut self, id: CellId) {
+        match std::mem::replace(&mut self.state, State::Idle) {
+            State::Running(running) if running.cell == id && running.is_copy => {
+                self.effects.push(Effect::Disarm(id));
+                self.settle_all(running.interrupters, || Answer::Done);
+                self.next();
+            }
+            other => self.state = other,
         }
     }
 
@@ -622,6 +740,7 @@ impl Machine {
         let so_far = self.lost.as_ref().map_or(0, |lost| lost.lost_cells);
         self.lost = Some(Recovered {
             exit: exit.clone(),
+            state: RecoveredState::Fresh,
             lost_cells: so_far + self.cells_of_life,
         });
         self.cells_of_life = 0;
@@ -687,7 +806,9 @@ impl Machine {
             return;
         };
         let stop = running.stop;
-        match self.policy.stuck {
+        // A life that cannot even copy itself is of no use to the next call.
+        let stuck = if running.is_copy { Stuck::End } else { self.policy.stuck };
+        match stuck {
             Stuck::End => {
                 let (cause, asked) = match stop {
                     Some(Stop::Timeout) => (Cause::Timeout, "its time limit"),
@@ -714,7 +835,7 @@ impl Machine {
                 self.effects.push(Effect::Settle(request, answer));
                 self.settle_all(interrupters, || Answer::Done);
                 for queued in &self.queue {
-                    if let Some(limit) = queued.cell.timeout {
+                    if let Some(limit) = queued.timeout() {
                         self.effects.push(Effect::Arm(Timer::Wait(queued.request), limit));
                     }
                 }
@@ -729,9 +850,15 @@ impl Machine {
             None => Duration::ZERO,
         };
         self.state = State::Starting { callers };
+        let usual = if self.policy.recovery == Recovery::Checkpoint && self.had_life {
+            Origin::Newest
+        } else {
+            Origin::Fresh
+        };
         self.effects.push(Effect::Launch {
             generation: self.generation,
             pause,
+            origin: self.origin.take().unwrap_or(usual),
         });
     }
 
@@ -822,22 +949,27 @@ impl Machine {
 
     fn send(&mut self, queued: Queued) {
         self.last_cell += 1;
-        self.cells_of_life += 1;
         let (cell, request) = (self.last_cell, queued.request);
-        let interrupters = Vec::new();
+        let limit = queued.timeout();
         self.state = State::Running(Running {
             cell,
             request,
             stop: None,
             asked: 0,
-            interrupters,
+            interrupters: Vec::new(),
             settled: false,
+            is_copy: matches!(queued.work, Work::Copy(_)),
         });
-        let limit = queued.cell.timeout;
-        self.effects.push(Effect::Send {
-            cell,
-            request,
-            code: queued.cell,
+        self.effects.push(match queued.work {
+            Work::Cell(code) => {
+                self.cells_of_life += 1;
+                Effect::Send { cell, request, code }
+            }
+            Work::Copy(purpose) => Effect::Copy {
+                id: cell,
+                request,
+                purpose,
+            },
         });
         self.effects
             .extend(limit.map(|limit| Effect::Arm(Timer::Limit(cell), limit)));

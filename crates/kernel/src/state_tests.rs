@@ -68,6 +68,7 @@ fn ok() -> Done {
 
 fn failed_start(exit: Option<Arc<ExitReason>>) -> StartFailed {
     StartFailed {
+        code: FailureCode::KernelStart,
         message: String::new(),
         exit,
         stderr_tail: String::new(),
@@ -83,14 +84,29 @@ fn short(effects: &[Effect]) -> String {
         Answer::Cell { status, recovered, .. } => {
             let recovered = recovered
                 .as_ref()
-                .map(|recovered| format!(" lost {}", recovered.lost_cells));
+                .map(|recovered| format!(" {:?} lost {}", recovered.state, recovered.lost_cells).replace(" Fresh", ""));
             format!("{status:?}{}", recovered.unwrap_or_default())
         }
         Answer::Failed { code, .. } => format!("{code:?}"),
     };
     let texts = effects.iter().map(|effect| match effect {
-        Effect::Launch { generation, pause } if pause.is_zero() => format!("launch {generation}"),
-        Effect::Launch { generation, pause } => format!("launch {generation} after {} ms", pause.as_millis()),
+        Effect::Launch {
+            generation,
+            pause,
+            origin,
+        } => {
+            let origin = match origin {
+                Origin::Fresh => String::new(),
+                other => format!(" from {other:?}"),
+            };
+            let pause = if pause.is_zero() {
+                String::new()
+            } else {
+                format!(" after {} ms", pause.as_millis())
+            };
+            format!("launch {generation}{pause}{origin}")
+        }
+        Effect::Copy { id, request, .. } => format!("copy {id} for {request}"),
         Effect::CancelLaunch(cause) => format!("cancel {cause:?}"),
         Effect::Send { cell, request, .. } => format!("send {cell} for {request}"),
         Effect::Interrupt(cell) => format!("interrupt {cell}"),
@@ -110,6 +126,73 @@ fn run(machine: &mut Machine, steps: Vec<(Input, &str)>) {
         let said = format!("{input:?}");
         assert_eq!(short(&machine.on(input)), expected, "step {number}: {said}");
     }
+}
+
+#[test]
+fn with_recovery_checkpoint_a_copy_is_taken_after_each_cell_that_ended_well_and_thawed_after_a_death() {
+    let mut machine = machine(Stuck::End, Recovery::Checkpoint);
+    let failed = || Input::Done(3, Done::default());
+    run(
+        &mut machine,
+        vec![
+            (Input::Execute(1, cell(None)), "launch 1"),
+            (Input::Ready(life()), "started; send 1 for 1"),
+            (Input::Execute(2, cell(None)), ""),
+            (Input::Done(1, ok()), "1: Ok; copy 2 for 0"),
+            (Input::Interrupt(3), "interrupt 2; arm Grace(2) 2000"),
+            (Input::Copied(2), "3: done; send 3 for 2"),
+            (failed(), "2: Error"),
+            (Input::Execute(4, cell(None)), "send 4 for 4"),
+            (Input::Ended(exit()), "4: KernelDied; exited"),
+            (Input::Execute(5, cell(None)), "launch 2 from Newest"),
+            (Input::Thawed(life(), 1), "started; send 5 for 5"),
+            (Input::Done(5, ok()), "5: Ok Checkpoint lost 2; copy 6 for 0"),
+            // It dies while it copies itself: nobody waits for that copy.
+            (Input::Ended(exit()), "0: KernelDied; exited"),
+            (Input::Start(6), "launch 3 from Newest"),
+            (Input::Thawed(life(), 1), "started; 6: life"),
+            (Input::Ended(exit()), "exited"),
+            // A life that has nothing to do with the one before.
+            (Input::Restart(7), "launch 4"),
+            (Input::Ready(life()), "started; 7: life"),
+        ],
+    );
+}
+
+#[test]
+fn a_rollback_ends_the_life_and_thaws_the_checkpoint() {
+    let mut machine = machine(Stuck::End, Recovery::Restart);
+    run(
+        &mut machine,
+        vec![
+            (Input::Copy(1, Purpose::Checkpoint), "1: KernelAbsent"),
+            (Input::Execute(2, cell(None)), "launch 1"),
+            (Input::Copy(3, Purpose::Checkpoint), ""),
+            (Input::Ready(life()), "started; send 1 for 2"),
+            (Input::Done(1, ok()), "2: Ok; copy 2 for 3"),
+            (Input::Copied(2), ""),
+            (Input::Execute(4, cell(None)), "send 3 for 4"),
+            (Input::Rollback(5, 7), "interrupt 3; shutdown; arm End(1) 2000"),
+            (
+                Input::Ended(exit()),
+                "4: KernelDied; exited; launch 2 from Checkpoint(7)",
+            ),
+            (Input::Thawed(life(), 1), "started; 5: life"),
+            (Input::Execute(6, cell(None)), "send 4 for 6"),
+            (Input::Done(4, ok()), "6: Ok Checkpoint lost 1"),
+            // While a life starts, that start is given up.
+            (Input::Ended(exit()), "exited"),
+            (Input::Start(8), "launch 3"),
+            (Input::Rollback(9, 7), "cancel Restart"),
+            (
+                Input::LaunchFailed(failed_start(None)),
+                "8: KernelStart; launch 4 from Checkpoint(7)",
+            ),
+            (Input::Close(10, GRACE), "cancel Close; 9: KernelClosed"),
+            (Input::LaunchFailed(failed_start(None)), "10: done"),
+            (Input::Rollback(11, 7), "11: KernelClosed"),
+        ],
+    );
 }
 
 #[test]
@@ -383,6 +466,8 @@ enum Step {
         ok: bool,
         interrupted: bool,
     },
+    Copy,
+    Rollback,
     Exiting,
     Broken,
     Die,
@@ -400,6 +485,8 @@ fn step() -> impl Strategy<Value = Step> {
         3 => any::<usize>().prop_map(Step::Cancel),
         6 => any::<u8>().prop_map(Step::Launched),
         6 => any::<(bool, bool)>().prop_map(|(ok, interrupted)| Step::Done { ok, interrupted }),
+        2 => Just(Step::Copy),
+        1 => Just(Step::Rollback),
         1 => Just(Step::Exiting),
         1 => Just(Step::Broken),
         2 => Just(Step::Die),
@@ -420,6 +507,7 @@ struct World {
     launching: bool,
     alive: bool,
     running: Option<CellId>,
+    copying: Option<(CellId, RequestId)>,
     timers: Vec<Timer>,
     exits: u32,
     lives: u32,
@@ -437,6 +525,7 @@ impl World {
             launching: false,
             alive: false,
             running: None,
+            copying: None,
             timers: Vec::new(),
             exits: 0,
             lives: 0,
@@ -485,9 +574,25 @@ impl World {
                     _ => {
                         self.lives += 1;
                         self.alive = true;
-                        Input::Ready(life())
+                        if how & 4 == 0 {
+                            Input::Ready(life())
+                        } else {
+                            Input::Thawed(life(), u32::from(*how))
+                        }
                     }
                 }
+            }
+            Step::Copy => Input::Copy(self.request(), Purpose::Checkpoint),
+            Step::Rollback => Input::Rollback(self.request(), 1),
+            Step::Done { .. } if self.alive && self.copying.is_some() => {
+                let Some((id, request)) = self.copying.take() else {
+                    return;
+                };
+                // Whoever asked for it is told by the session, unless its life is being ended.
+                if self.machine.public_state() == PublicState::Idle {
+                    self.open.remove(&request);
+                }
+                Input::Copied(id)
             }
             Step::Done { ok, interrupted } if self.alive => match self.running.take() {
                 Some(cell) => Input::Done(
@@ -505,6 +610,7 @@ impl World {
             Step::Die if self.alive => {
                 self.alive = false;
                 self.running = None;
+                self.copying = None;
                 Input::Ended(exit())
             }
             Step::Ring(which) if !self.timers.is_empty() => {
@@ -532,24 +638,32 @@ impl World {
             }
             Effect::Send { cell, request, .. } => {
                 assert!(self.alive, "a cell is sent to a life that is there");
-                assert!(self.running.is_none(), "one cell at a time");
+                assert!(self.running.is_none() && self.copying.is_none(), "one cell at a time");
                 assert!(self.open.contains(request), "a cell that has been settled is not sent");
                 let times = self.cells.get_mut(request).unwrap();
                 *times += 1;
                 assert_eq!(*times, 1, "no cell runs twice");
                 self.running = Some(*cell);
             }
+            Effect::Copy { id, request, .. } => {
+                assert!(self.alive, "only what lives copies itself");
+                assert!(
+                    self.running.is_none() && self.copying.is_none(),
+                    "only what is idle copies itself"
+                );
+                self.copying = Some((*id, *request));
+            }
             Effect::Exited(_) => {
                 self.exits += 1;
                 assert!(self.exits <= self.lives, "one exit per life");
             }
+            Effect::Settle(NOBODY, _) | Effect::Disarm(_) | Effect::Started(_) => {}
             Effect::Settle(request, _) => assert!(self.open.remove(request), "request {request} is settled once"),
             Effect::Arm(timer, _) => self.timers.push(*timer),
             Effect::CancelLaunch(_) => assert!(self.launching),
             Effect::Interrupt(_) | Effect::ShutDown => assert!(self.alive),
             // A launch that is being given up has no life to signal yet; whoever performs the effect sees that.
             Effect::Signal(_) => assert!(self.alive || self.launching),
-            Effect::Disarm(_) | Effect::Started(_) => {}
         }
         self.closed |= self.machine.public_state() == PublicState::Closed;
     }
@@ -559,7 +673,7 @@ impl World {
         for _ in 0..1000 {
             if self.launching {
                 self.take(&Step::Launched(2));
-            } else if self.running.is_some() {
+            } else if self.running.is_some() || self.copying.is_some() {
                 self.take(&Step::Done {
                     ok: true,
                     interrupted: false,
@@ -581,10 +695,10 @@ proptest! {
     fn whatever_happens_every_request_is_settled_once_and_nothing_runs_twice(
         steps in prop::collection::vec(step(), 0..80),
         wait in any::<bool>(),
-        restart in any::<bool>(),
+        recovery in prop_oneof![Just(Recovery::Restart), Just(Recovery::Checkpoint), Just(Recovery::None)],
     ) {
         let stuck = if wait { Stuck::Wait } else { Stuck::End };
-        let mut world = World::new(stuck, if restart { Recovery::Restart } else { Recovery::None });
+        let mut world = World::new(stuck, recovery);
         for step in &steps {
             world.take(step);
         }

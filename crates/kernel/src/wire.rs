@@ -26,6 +26,9 @@ mod kind {
     pub const COMPLETE: u16 = 4;
     pub const INSPECT: u16 = 5;
     pub const IS_COMPLETE: u16 = 6;
+    pub const COPY: u16 = 7;
+    pub const WIRES: u16 = 8;
+    pub const THAW: u16 = 9;
     pub const READY: u16 = 16;
     pub const START_FAILED: u16 = 17;
     pub const DISPLAY: u16 = 18;
@@ -35,6 +38,10 @@ mod kind {
     pub const EXITING: u16 = 22;
     pub const INIT_BEGINS: u16 = 23;
     pub const ANSWER: u16 = 24;
+    pub const COPY_BEGINS: u16 = 25;
+    pub const COPIED: u16 = 26;
+    pub const COPY_REFUSED: u16 = 27;
+    pub const COPY_IS: u16 = 28;
     pub const BARRIER: u16 = 32;
     pub const BARRIER_PASSED: u16 = 33;
     pub const CALL: u16 = 34;
@@ -55,6 +62,17 @@ pub enum Message {
     Exiting(CellId, i32),
     /// To a query.
     Answer(CellId, Answer),
+    /// Of a copy it was asked for.
+    Copy(CellId, Copied),
+}
+
+/// How far a life has come with the copy it was asked for.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Copied {
+    /// It waits for the copy's wires.
+    Begins,
+    Done,
+    Refused(String),
 }
 
 /// What a life says on `calls`.
@@ -183,6 +201,39 @@ impl Wire {
     pub fn returned(&mut self, call: u64, payload: &[u8]) -> bool {
         self.calls.send(kind::RETURNED, call, payload, Vec::new()).ok();
         self.calls.unsent() <= MAX_UNREAD
+    }
+
+    pub fn copy(&mut self, id: CellId, marker: &str) {
+        let payload = payload(&serde_json::json!({"marker": marker}));
+        self.requests.send(kind::COPY, id, &payload, Vec::new()).ok();
+    }
+
+    /// The life's ends of a copy's wires, or why there are none.
+    pub fn wires(&mut self, id: CellId, wires: Result<Vec<OwnedFd>, String>) {
+        let (descriptors, why) = match wires {
+            Ok(descriptors) => (descriptors, None),
+            Err(why) => (Vec::new(), Some(why)),
+        };
+        let payload = payload(&serde_json::json!({"why": why}));
+        self.requests.send(kind::WIRES, id, &payload, descriptors).ok();
+    }
+
+    pub fn thaw(&mut self, payload: &[u8]) {
+        self.requests.send(kind::THAW, 0, payload, Vec::new()).ok();
+    }
+
+    /// The first that a copy says: its pid. `None`: it says nothing any more, or something else.
+    pub async fn pid_of_copy(&mut self) -> Option<i32> {
+        #[derive(Deserialize)]
+        struct CopyIs {
+            pid: i32,
+        }
+        let frame = self.requests.receive().await.ok()??;
+        if frame.kind != kind::COPY_IS {
+            return None;
+        }
+        let pid = parse::<CopyIs>(&frame).ok()?.pid;
+        (pid > 1 && u32::try_from(pid) != Ok(std::process::id())).then_some(pid)
     }
 
     pub fn shut_down(&mut self) {
@@ -336,6 +387,10 @@ fn read_message(frame: &Frame) -> Result<Message, FrameError> {
     struct ExitingPayload {
         code: i32,
     }
+    #[derive(Deserialize)]
+    struct RefusedPayload {
+        why: String,
+    }
     fn read<'a, T: Deserialize<'a>>(frame: &'a Frame) -> Result<T, FrameError> {
         serde_json::from_slice(&frame.payload).map_err(|error| FrameError::Payload {
             kind: frame.kind,
@@ -408,6 +463,9 @@ fn read_message(frame: &Frame) -> Result<Message, FrameError> {
             };
             Message::Answer(frame.id, answer)
         }
+        kind::COPY_BEGINS => Message::Copy(frame.id, Copied::Begins),
+        kind::COPIED => Message::Copy(frame.id, Copied::Done),
+        kind::COPY_REFUSED => Message::Copy(frame.id, Copied::Refused(read::<RefusedPayload>(frame)?.why)),
         kind::EXITING => Message::Exiting(frame.id, read::<ExitingPayload>(frame)?.code),
         other => return Err(FrameError::UnknownKind(other)),
     })

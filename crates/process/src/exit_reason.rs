@@ -180,7 +180,8 @@ impl ExitReason {
     }
 }
 
-fn how(status: &ExitStatus) -> String {
+/// How a process ended, as what follows its name.
+pub fn how(status: &ExitStatus) -> String {
     match status {
         ExitStatus::Exited { code } => format!("exited with code {code}"),
         ExitStatus::Signaled { number, core_dumped } => {

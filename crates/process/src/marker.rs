@@ -13,6 +13,9 @@ pub const VARIABLE: &str = "KERNELHOST_LIFE";
 /// A process that has left its kernel's process group and carries this, set to anything but nothing, is not ended with it.
 pub const OPT_OUT: &str = "KERNELHOST_DETACHED";
 
+/// Above all generations.
+const COPY: u32 = 1 << 31;
+
 /// Names one host. Every marker of its lives begins with it, and all have the same length: a forked life writes its own over
 /// that of its template.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +36,11 @@ impl HostMark {
     /// The marker of a life.
     pub fn of_life(&self, kernel: u32, generation: u32) -> String {
         format!("{}-{kernel:08x}-{generation:08x}", self.0)
+    }
+
+    /// The marker of a frozen copy of one of a kernel's lives: no generation has the number.
+    pub fn of_copy(&self, kernel: u32, copy: u32) -> String {
+        self.of_life(kernel, COPY | copy)
     }
 
     /// The marker of what serves the host itself: no kernel has the number.
@@ -94,6 +102,11 @@ pub(crate) enum Belonging {
     },
     /// Its environment may not be read.
     Hidden,
+}
+
+/// Whether a process carries exactly this marker.
+pub fn is_on(pid: i32, marker: &str) -> bool {
+    matches!(belonging(pid), Belonging::Marked { marker: found, .. } if found == marker)
 }
 
 pub(crate) fn belonging(pid: i32) -> Belonging {

@@ -65,7 +65,7 @@ fn kilobytes(text: &str, key: &str) -> Option<u64> {
 }
 
 /// The resident memory of a process, in bytes.
-pub(crate) fn rss(pid: i32) -> Option<u64> {
+pub fn rss(pid: i32) -> Option<u64> {
     let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
     let pages: u64 = statm.split_ascii_whitespace().nth(1)?.parse().ok()?;
     Some(pages * page_bytes())
@@ -79,6 +79,13 @@ pub(crate) fn memory_by_share(pid: i32) -> Option<u64> {
         // Before Linux 5.10 files are counted too.
         _ => kilobytes(&rollup, "Pss:"),
     }
+}
+
+/// Memory that a process shares with nobody, in bytes: of a copy, what it or its original has written since. Takes a look at
+/// every page table.
+pub fn unshared(pid: i32) -> Option<u64> {
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    Some(kilobytes(&rollup, "Private_Clean:")? + kilobytes(&rollup, "Private_Dirty:")?)
 }
 
 /// Reads the usage of a life. The caller makes sure that the pid is not reused meanwhile.

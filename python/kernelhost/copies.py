@@ -1,0 +1,311 @@
+"""Copies of a life: made by fork while it is idle, kept frozen until they are thawed.
+
+Owns: whether a copy would be sound, how one is made, and what makes it a life of its own.
+Must not know: what copies are for, how cells are run.
+
+| in the original       | in the copy                                    | from the host                        |
+| --------------------- | ---------------------------------------------- | ------------------------------------ |
+| is it sound?          |                                                | `copy`                               |
+| `copy-begins`         |                                                | `wires`, with the copy's descriptors |
+| forks twice           | own session, wires, marker, event loop         |                                      |
+| is it sound still?    | `copy-is`, and then it waits: a frozen copy    |                                      |
+| `copied` or           |                                                | `thaw`, or the end of its wires      |
+| `copy-refused`        | environment, folder, callbacks; `ready`        |                                      |
+
+Forked twice, so that the copy is nobody's child in the cells of the original: it comes to the template, which reaps it.
+"""
+
+import _signal
+import os
+import sys
+
+from . import api, failures, fresh, threads, wires
+from .jobs import Jobs
+
+_WIRES = 6
+# How a frozen copy is called in lists of processes; 15 characters at most.
+_FROZEN_NAME = "kernel-frozen"
+_MARKER = "KERNELHOST_LIFE"
+# What has no state that two processes could disturb each other's of.
+_HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx")
+_HARMLESS_FOLDERS = ("/dev/shm/", "/dev/pts/", "/dev/mqueue/", "/dev/hugepages/")
+
+
+class _Refused(Exception):
+    """No copy is made; the text says why."""
+
+
+def copy(life, number, payload):
+    """Makes a copy, or says why not. Returns in the original, and in the copy too: there the life is frozen."""
+    marker = wires.field(wires.object_of(payload), "marker", str)
+    try:
+        _refuse_unsound(life)
+        life.outbox.send(wires.COPY_BEGINS, number, {})
+        descriptors = _receive_wires(life, number)
+        if _fork(life, descriptors, marker):
+            life.outbox.send(wires.COPY_IS, 0, {"pid": life.pid})
+            return
+        left = threads.others()
+        if left:
+            raise _Refused(_lost(left))
+    except _Refused as refused:
+        life.outbox.send(wires.COPY_REFUSED, number, {"why": str(refused)})
+        return
+    life.outbox.send(wires.COPIED, number, {})
+
+
+def thaw(life, payload):
+    """The frozen copy becomes a life that runs cells. Raises what the start of a life raises."""
+    request = wires.object_of(payload)
+    _show_name(life.name)
+    for name, value in wires.field(request, "env", dict).items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    import time
+
+    time.tzset()
+    life.settle(request)
+    # Copies of one frozen copy must not draw the same.
+    random = sys.modules.get("random")
+    if random is not None:
+        random.seed()
+    fresh.forget_randomness(())
+    fresh.forget_folder()
+    life.frozen = False
+    for name, error in api.restored(wires.field(request, "what", str)):
+        print(f"kernelhost.on_restore: {name} failed", file=sys.stderr)
+        failures.print_report(error)
+
+
+# Soundness
+
+
+def _refuse_unsound(life):
+    left = threads.of_python()
+    if left:
+        raise _Refused(_lost(left))
+    if life.loop.has_work():
+        raise _Refused(f"its event loop has something in flight: {life.loop.work()}")
+    children = _running_children()
+    if children:
+        raise _Refused(f"a copy could not wait for its running child processes: {', '.join(children)}")
+    devices = _devices()
+    if devices:
+        raise _Refused(f"it has a device open, whose state a copy would share: {', '.join(devices)}")
+
+
+def _lost(names):
+    return f"it has threads that a copy would lose: {', '.join(names)}"
+
+
+def _running_children():
+    here = os.getpid()
+    try:
+        with open(f"/proc/self/task/{here}/children", "rb") as listing:
+            pids = listing.read().split()
+    except OSError:
+        return []
+    found = []
+    for pid in map(int, pids):
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                state = file.read().rpartition(b")")[2].split()[0]
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                command = file.read().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        except OSError:
+            continue
+        # Nobody waits for the tracker, and a copy that needs one starts its own.
+        if state not in (b"Z", b"X") and "multiprocessing.resource_tracker" not in command:
+            found.append(f"{command[:80] or 'a process'} (pid {pid})")
+    return found
+
+
+def _devices():
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if target == "anon_inode:[io_uring]":
+            found.add("io_uring")
+        elif (
+            target.startswith("/dev/") and target not in _HARMLESS_DEVICES and not target.startswith(_HARMLESS_FOLDERS)
+        ):
+            found.add(target)
+    return sorted(found)
+
+
+# Making one
+
+
+def _receive_wires(life, number):
+    """The descriptors of the copy. They come once they have been asked for, so no other read can take and lose them."""
+    import _socket
+
+    buffer = life.requests.buffer
+    arrived = []
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, life.requests.fd)
+    try:
+        connection.setblocking(True)
+        while True:
+            found = buffer.next_frame()
+            if found is not None:
+                kind, of, payload = found
+                if kind == wires.WIRES and of == number:
+                    break
+                life.postponed = found
+                raise _Refused("the kernel is being ended")
+            data, ancillary, _, _ = connection.recvmsg(65536, _socket.CMSG_SPACE(4 * _WIRES), _socket.MSG_CMSG_CLOEXEC)
+            if not data:
+                os._exit(0)
+            for level, kind, content in ancillary:
+                if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
+                    whole = len(content) - len(content) % 4
+                    arrived += [int.from_bytes(content[at : at + 4], sys.byteorder) for at in range(0, whole, 4)]
+            buffer.data += data
+    except _Refused:
+        _close(arrived)
+        raise
+    finally:
+        connection.detach()
+    if len(arrived) != _WIRES:
+        _close(arrived)
+        why = wires.object_of(payload).get("why") or "it has reached its limit of open files (RLIMIT_NOFILE)"
+        raise _Refused(f"there are no wires for a copy: {why}")
+    return arrived
+
+
+def _fork(life, descriptors, marker):
+    """True in the copy."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            pass
+    fork_again = _prepare_c_library()
+    life.copying = True
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
+    try:
+        pid = _quiet_fork()
+        if pid == 0:
+            try:
+                second = fork_again()
+            except BaseException:
+                second = -1
+            if second != 0:
+                os._exit(0 if second > 0 else 1)
+            try:
+                _become(life, descriptors, marker)
+            except BaseException as error:
+                # This must not run on into the original's own ways.
+                failures.print_report(error)
+                os._exit(1)
+            return True
+        failed = _wait(pid)
+    except OSError as error:
+        raise _Refused(f"the system does not give it another process: {error.strerror}") from None
+    finally:
+        life.copying = False
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+        _close(descriptors)
+    if failed:
+        raise _Refused("the system does not give it another process")
+    return False
+
+
+def _quiet_fork():
+    """Whether threads matter is judged here, by what is left of them."""
+    if len(os.listdir("/proc/self/task")) == 1:
+        return os.fork()
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _prepare_c_library():
+    """What forks the second time: the C library's own fork, because Python's would call what is registered again."""
+    try:
+        import ctypes
+
+        # What a C library has printed and not written yet would be written by the copy once more.
+        ctypes.CDLL(None).fflush(None)
+        return ctypes.PyDLL(None).fork
+    except (ImportError, OSError, AttributeError):
+        return os.fork
+
+
+def _wait(pid):
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
+    except ChildProcessError:
+        # A cell has told the system to reap all children by itself.
+        return False
+
+
+def _close(descriptors):
+    for fd in descriptors:
+        try:
+            os.close(fd)
+        except OSError:
+            pass
+
+
+# Becoming one
+
+
+def _become(life, descriptors, marker):
+    fresh.lead_session()
+    for fd, number in zip(descriptors, (1, 2, *life.descriptors), strict=True):
+        os.dup2(fd, number, inheritable=number < 3)
+    fresh.arm_lifeline(life.descriptors[3])
+    os.environ[_MARKER] = marker
+    fresh.show_environment(fresh.shown_environment())
+    fresh.rename_main_thread()
+    fresh.forget_randomness(())
+    fresh.forget_processes()
+    _forget_tracker()
+    here = os.getpid()
+    for part in (life, life.loop, life.outbox, life.calls, life.interrupts):
+        part.pid = here
+    life.requests.buffer.data.clear()
+    life.calls.begin_anew()
+    life.interrupts.begin_anew()
+    life.loop.begin_anew()
+    life.jobs = Jobs()
+    life.postponed = None
+    if not life.frozen:
+        life.name = _name()
+    life.frozen = True
+    _show_name(_FROZEN_NAME)
+
+
+def _forget_tracker():
+    """The tracker of the original ends with the original. The next need starts another one."""
+    module = sys.modules.get("multiprocessing.resource_tracker")
+    tracker = getattr(module, "_resource_tracker", None)
+    fd = getattr(tracker, "_fd", None)
+    if fd is not None:
+        tracker._fd = tracker._pid = None
+        os.close(fd)
+
+
+def _name():
+    try:
+        with open("/proc/self/comm") as comm:
+            return comm.read().rstrip("\n")
+    except OSError:
+        return None
+
+
+def _show_name(name):
+    if name is not None:
+        try:
+            with open("/proc/self/comm", "w") as comm:
+                comm.write(name)
+        except OSError:
+            pass
