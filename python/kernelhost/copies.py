@@ -186,6 +186,11 @@ def _fork(life, descriptors, marker):
         except Exception:
             pass
     fork_again = _prepare_c_library()
+    try:
+        there, tell = os.pipe2(os.O_CLOEXEC)
+    except OSError as error:
+        _close(descriptors)
+        raise _Refused(f"there are no descriptors for a copy: {error.strerror} (RLIMIT_NOFILE)") from None
     life.copying = True
     _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
     try:
@@ -198,21 +203,27 @@ def _fork(life, descriptors, marker):
             if second != 0:
                 os._exit(0 if second > 0 else 1)
             try:
-                _become(life, descriptors, marker)
+                fresh.lead_session()
+                _take_marker(marker)
+                # From here on what ends the original does not end the copy too.
+                os.write(tell, b"1")
+                _become(life, descriptors)
             except BaseException as error:
                 # This must not run on into the original's own ways.
                 failures.print_report(error)
                 os._exit(1)
             return True
         failed = _wait(pid)
+        os.close(tell)
+        tell = -1
+        if failed or not os.read(there, 1):
+            raise _Refused("the system does not give it another process")
     except OSError as error:
         raise _Refused(f"the system does not give it another process: {error.strerror}") from None
     finally:
         life.copying = False
         _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
-        _close(descriptors)
-    if failed:
-        raise _Refused("the system does not give it another process")
+        _close((*descriptors, there, tell) if tell >= 0 else (*descriptors, there))
     return False
 
 
@@ -258,13 +269,15 @@ def _close(descriptors):
 # Becoming one
 
 
-def _become(life, descriptors, marker):
-    fresh.lead_session()
+def _take_marker(marker):
+    os.environ[_MARKER] = marker
+    fresh.show_environment(fresh.shown_environment())
+
+
+def _become(life, descriptors):
     for fd, number in zip(descriptors, (1, 2, *life.descriptors), strict=True):
         os.dup2(fd, number, inheritable=number < 3)
     fresh.arm_lifeline(life.descriptors[3])
-    os.environ[_MARKER] = marker
-    fresh.show_environment(fresh.shown_environment())
     fresh.rename_main_thread()
     fresh.forget_randomness(())
     fresh.forget_processes()

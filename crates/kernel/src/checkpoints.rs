@@ -126,10 +126,14 @@ impl Checkpoints {
         self.kept.remove(&id)
     }
 
-    /// A life begins that has nothing to do with what was taken after cells.
-    pub fn forget_automatic(&mut self) {
+    /// What was said of the life before does not hold for this one.
+    pub fn life_began(&mut self) {
         self.stopped = false;
         self.last_refusal = None;
+    }
+
+    /// A life begins that has nothing to do with what was taken after cells.
+    pub fn forget_automatic(&mut self) {
         for old in std::mem::take(&mut self.automatic) {
             tokio::spawn(async move { old.end().await });
         }

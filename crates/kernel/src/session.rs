@@ -850,6 +850,7 @@ impl Session {
         match launched.result {
             Ok((life, facts)) => {
                 self.shared.pid.store(facts.pid, Ordering::Release);
+                self.checkpoints.life_began();
                 self.limits = limits::Watch::new(&self.options.limits).map(|watch| LimitWatch {
                     watch,
                     next: Instant::now(),
