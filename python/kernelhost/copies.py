@@ -51,6 +51,10 @@ def copy(life, number, payload):
     except _Refused as refused:
         life.outbox.send(wires.COPY_REFUSED, number, {"why": str(refused)})
         return
+    except OSError as error:
+        # Nothing can be said to be sound that could not be looked at.
+        life.outbox.send(wires.COPY_REFUSED, number, {"why": _system(error)})
+        return
     life.outbox.send(wires.COPIED, number, {})
 
 
@@ -96,17 +100,18 @@ def _refuse_unsound(life):
         raise _Refused(f"it has a device open, whose state a copy would share: {', '.join(devices)}")
 
 
+def _system(error):
+    limit = {24: " (RLIMIT_NOFILE)", 11: " (RLIMIT_NPROC, or a limit of the cgroup)"}.get(error.errno, "")
+    return f"the system does not let it be copied: {error.strerror}{limit}"
+
+
 def _lost(names):
     return f"it has threads that a copy would lose: {', '.join(names)}"
 
 
 def _running_children():
-    here = os.getpid()
-    try:
-        with open(f"/proc/self/task/{here}/children", "rb") as listing:
-            pids = listing.read().split()
-    except OSError:
-        return []
+    with open(f"/proc/self/task/{os.getpid()}/children", "rb") as listing:
+        pids = listing.read().split()
     found = []
     for pid in map(int, pids):
         try:
@@ -188,9 +193,9 @@ def _fork(life, descriptors, marker):
     fork_again = _prepare_c_library()
     try:
         there, tell = os.pipe2(os.O_CLOEXEC)
-    except OSError as error:
+    except OSError:
         _close(descriptors)
-        raise _Refused(f"there are no descriptors for a copy: {error.strerror} (RLIMIT_NOFILE)") from None
+        raise
     life.copying = True
     _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
     try:
@@ -218,8 +223,6 @@ def _fork(life, descriptors, marker):
         tell = -1
         if failed or not os.read(there, 1):
             raise _Refused("the system does not give it another process")
-    except OSError as error:
-        raise _Refused(f"the system does not give it another process: {error.strerror}") from None
     finally:
         life.copying = False
         _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
