@@ -229,7 +229,7 @@ for (const shell of ['ipython', 'plain'] as const) {
       assert.equal(cpu(), idle, 'and costs no CPU otherwise');
       await checkpoint.discard();
       await checkpoint.discard();
-      assert.ok(isGone(pid));
+      await until('it is reaped', () => isGone(pid));
       const { code } = await failureOf(kernel.rollback(checkpoint));
       assert.equal(code, 'ERR_CHECKPOINT_GONE');
       assert.equal(await value(kernel, 'x'), '[0]', 'a rollback that cannot be loses nothing');

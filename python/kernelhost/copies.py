@@ -7,12 +7,13 @@ Must not know: what copies are for, how cells are run.
 | --------------------- | ---------------------------------------------- | ------------------------------------ |
 | is it sound?          |                                                | `copy`                               |
 | `copy-begins`         |                                                | `wires`, with the copy's descriptors |
-| forks twice           | own session, wires, marker, event loop         |                                      |
-| is it sound still?    | `copy-is`, and then it waits: a frozen copy    |                                      |
-| `copied` or           |                                                | `thaw`, or the end of its wires      |
+| forks                 | (the process between: own session, marker)     |                                      |
+| is it sound still?    | forked by the process between, which leaves    |                                      |
+| `copied` or           | own wires, event loop; `copy-is`: it is frozen | `thaw`, or the end of its wires      |
 | `copy-refused`        | environment, folder, callbacks; `ready`        |                                      |
 
 Forked twice, so that the copy is nobody's child in the cells of the original: it comes to the template, which reaps it.
+The original waits for the first fork only: the second one, and the end of the process between, cost it nothing.
 """
 
 import _signal
@@ -23,12 +24,17 @@ from . import api, failures, fresh, threads, wires
 from .jobs import Jobs
 
 _WIRES = 6
+_LOOK_AGAIN_MS = 50
 # How a frozen copy is called in lists of processes; 15 characters at most.
 _FROZEN_NAME = "kernel-frozen"
 _MARKER = "KERNELHOST_LIFE"
 # What has no state that two processes could disturb each other's of.
 _HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx")
 _HARMLESS_FOLDERS = ("/dev/shm/", "/dev/pts/", "/dev/mqueue/", "/dev/hugepages/")
+
+
+# `fflush` and `fork` of the C library, once they have been needed.
+_c_library = None
 
 
 class _Refused(Exception):
@@ -92,7 +98,7 @@ def _refuse_unsound(life):
         raise _Refused(_lost(left))
     if life.loop.has_work():
         raise _Refused(f"its event loop has something in flight: {life.loop.work()}")
-    children = _running_children()
+    children = _running_children(life)
     if children:
         raise _Refused(f"a copy could not wait for its running child processes: {', '.join(children)}")
     devices = _devices()
@@ -109,7 +115,7 @@ def _lost(names):
     return f"it has threads that a copy would lose: {', '.join(names)}"
 
 
-def _running_children():
+def _running_children(life):
     with open(f"/proc/self/task/{os.getpid()}/children", "rb") as listing:
         pids = listing.read().split()
     found = []
@@ -122,7 +128,7 @@ def _running_children():
         except OSError:
             continue
         # Nobody waits for the tracker, and a copy that needs one starts its own.
-        if state not in (b"Z", b"X") and "multiprocessing.resource_tracker" not in command:
+        if pid not in life.between and state not in (b"Z", b"X") and "multiprocessing.resource_tracker" not in command:
             found.append(f"{command[:80] or 'a process'} (pid {pid})")
     return found
 
@@ -202,32 +208,41 @@ def _fork(life, descriptors, marker):
         pid = _quiet_fork()
         if pid == 0:
             try:
-                second = fork_again()
-            except BaseException:
-                second = -1
-            if second != 0:
-                os._exit(0 if second > 0 else 1)
-            try:
-                fresh.lead_session()
-                _take_marker(marker)
+                _leave(marker)
                 # From here on what ends the original does not end the copy too.
                 os.write(tell, b"1")
+                between = os.getpid()
+                if fork_again() != 0:
+                    os._exit(0)
                 _become(life, descriptors)
+                _wait_for_end_of(between)
             except BaseException as error:
                 # This must not run on into the original's own ways.
                 failures.print_report(error)
                 os._exit(1)
             return True
-        failed = _wait(pid)
+        life.between.append(pid)
         os.close(tell)
         tell = -1
-        if failed or not os.read(there, 1):
+        if not os.read(there, 1):
             raise _Refused("the system does not give it another process")
     finally:
         life.copying = False
         _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
         _close((*descriptors, there, tell) if tell >= 0 else (*descriptors, there))
     return False
+
+
+def reap(life):
+    """The processes between a life and its copies end a moment after these have begun. Does not wait for that."""
+    for pid in list(life.between):
+        try:
+            if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                continue
+        except ChildProcessError:
+            # A cell has waited for any child, or has told the system to reap them by itself.
+            pass
+        life.between.remove(pid)
 
 
 def _quiet_fork():
@@ -243,22 +258,19 @@ def _quiet_fork():
 
 def _prepare_c_library():
     """What forks the second time: the C library's own fork, because Python's would call what is registered again."""
-    try:
-        import ctypes
+    global _c_library
+    if _c_library is None:
+        try:
+            import ctypes
 
-        # What a C library has printed and not written yet would be written by the copy once more.
-        ctypes.CDLL(None).fflush(None)
-        return ctypes.PyDLL(None).fork
-    except (ImportError, OSError, AttributeError):
-        return os.fork
-
-
-def _wait(pid):
-    try:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
-    except ChildProcessError:
-        # A cell has told the system to reap all children by itself.
-        return False
+            library = ctypes.PyDLL(None)
+            _c_library = library.fflush, library.fork
+        except (ImportError, OSError, AttributeError):
+            _c_library = (lambda _: None), os.fork
+    fflush, fork = _c_library
+    # What a C library has printed and not written yet would be written by the copy once more.
+    fflush(None)
+    return fork
 
 
 def _close(descriptors):
@@ -272,12 +284,32 @@ def _close(descriptors):
 # Becoming one
 
 
-def _take_marker(marker):
+def _wait_for_end_of(between):
+    """Then the template is the parent."""
+    import select
+
+    try:
+        fd = os.pidfd_open(between)
+    except (AttributeError, OSError):
+        fd = None
+    poll = select.poll()
+    if fd is not None:
+        poll.register(fd, select.POLLIN)
+    while os.getppid() == between:
+        poll.poll(_LOOK_AGAIN_MS if fd is not None else 1)
+    if fd is not None:
+        os.close(fd)
+
+
+def _leave(marker):
+    """In the process between: nothing that looks for what belongs to the original finds it, or what it forks."""
+    fresh.lead_session()
     os.environ[_MARKER] = marker
     fresh.show_environment(fresh.shown_environment())
 
 
 def _become(life, descriptors):
+    fresh.lead_session()
     for fd, number in zip(descriptors, (1, 2, *life.descriptors), strict=True):
         os.dup2(fd, number, inheritable=number < 3)
     fresh.arm_lifeline(life.descriptors[3])
@@ -293,6 +325,7 @@ def _become(life, descriptors):
     life.interrupts.begin_anew()
     life.loop.begin_anew()
     life.jobs = Jobs()
+    life.between = []
     life.postponed = None
     if not life.frozen:
         life.name = _name()

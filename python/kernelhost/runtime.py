@@ -70,6 +70,8 @@ class Life:
         # It is being copied; it is a copy that waits to be thawed; how it was called before that.
         self.copying = self.frozen = False
         self.name = None
+        # The processes between it and its copies, until they are reaped.
+        self.between = []
 
     # The start
 
@@ -160,6 +162,8 @@ class Life:
                 # The host is gone: there is nobody to leave in good order for.
                 os._exit(0)
             kind, number, payload = found
+            if self.between:
+                copies.reap(self)
             if self.frozen and kind not in _TO_FROZEN:
                 raise wires.ProtocolError("a frozen copy runs nothing")
             if kind == wires.EXECUTE:

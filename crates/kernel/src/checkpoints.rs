@@ -85,14 +85,16 @@ impl Checkpoints {
     }
 
     /// The newest is there: those before it are not needed any more.
-    pub fn is_there(&mut self, newest: &Arc<Frozen>) {
+    /// `budget`: how much of its own memory one may have come to, in bytes.
+    pub fn is_there(&mut self, newest: &Arc<Frozen>, budget: u64) {
         let Some(place) = self.automatic.iter().position(|frozen| Arc::ptr_eq(frozen, newest)) else {
             return;
         };
         for old in self.automatic.split_off(place + 1) {
             let news = self.news.clone();
             tokio::spawn(async move {
-                if let Some(pid) = old.pid()
+                if old.may_have_unshared(budget)
+                    && let Some(pid) = old.pid()
                     && let Some(Some(bytes)) = aside(move || usage::unshared(pid)).await
                 {
                     news.send(News::Unshared(bytes)).ok();

@@ -346,6 +346,13 @@ impl Frozen {
         }
     }
 
+    /// Whether it could have come to so much memory of its own: what it shares counts too, because that can be told at once.
+    pub fn may_have_unshared(&self, bytes: u64) -> bool {
+        self.pid()
+            .and_then(usage::anonymous)
+            .is_some_and(|resident| resident > bytes)
+    }
+
     /// What it has resident, in bytes.
     pub fn resident(&self) -> u64 {
         self.pid().and_then(usage::rss).unwrap_or(0)
@@ -387,8 +394,11 @@ impl Frozen {
     pub async fn end(&self) {
         let life = self.life.lock().await.take();
         self.pid.store(0, Ordering::Release);
-        if let Some(life) = life {
-            end(life).await;
+        if let Some(mut life) = life {
+            life.signal(libc::SIGKILL);
+            life.wait_for_end(ENDS).await;
+            // It has run nothing, so it has started nothing; its template reaps what is dropped.
+            drop(life);
         }
     }
 }

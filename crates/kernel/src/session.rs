@@ -480,7 +480,7 @@ impl Session {
                 self.events.push(Event::Settled { request, reply });
             }
             News::Kept(request, _, Err(why)) => self.refused(Purpose::Checkpoint, request, &why),
-            News::Taken(frozen, Ok(())) => self.checkpoints.is_there(&frozen),
+            News::Taken(frozen, Ok(())) => self.checkpoints.is_there(&frozen, self.options.checkpoint_bytes),
             News::Taken(frozen, Err(why)) => {
                 self.checkpoints.failed(&frozen);
                 self.not_taken(&why);

@@ -81,6 +81,11 @@ pub(crate) fn memory_by_share(pid: i32) -> Option<u64> {
     }
 }
 
+/// Resident memory of a process that is no file's, in bytes, what it shares with others included.
+pub fn anonymous(pid: i32) -> Option<u64> {
+    memory(pid).map(|memory| memory.resident)
+}
+
 /// Memory that a process shares with nobody, in bytes: of a copy, what it or its original has written since. Takes a look at
 /// every page table.
 pub fn unshared(pid: i32) -> Option<u64> {
