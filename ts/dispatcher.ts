@@ -32,11 +32,14 @@ interface Pending {
   sink: OutputSink | null;
 }
 
+/** Of a host that is closed. */
+const NOBODY: EventTarget = { kernelEvent() {}, hostEvent() {} };
+
 /** The longest interval a timer takes. It does nothing; being there is its job. */
 const HOLD_INTERVAL_MS = 2 ** 31 - 1;
 
 export class Dispatcher {
-  readonly #target: EventTarget;
+  #target: EventTarget;
   readonly #pending = new Map<number, Pending>();
   #lastRequest = 0;
   #queue: NativeHostEvent[] = [];
@@ -104,6 +107,8 @@ export class Dispatcher {
   /** Settles what is still pending once the host is closed: the net under "every request ends". */
   end(): void {
     this.#ended = true;
+    // The addon holds on to `receive` until its side of the host is collected; that must not keep the host itself alive.
+    this.#target = NOBODY;
     for (const request of [...this.#pending.keys()]) this.#settle(request, hostClosed());
     if (this.#hold !== null) clearInterval(this.#hold);
     this.#hold = null;

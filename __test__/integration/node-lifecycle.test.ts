@@ -4,7 +4,10 @@ import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 import { Worker } from 'node:worker_threads';
+import { KernelHost } from 'kernelhost';
 import { type NodeOptions, packageFolder, runNode, runNodeForJson } from '../fixtures/node-run.ts';
 import { allProcesses, isAlive, pythonForTests, startHost, type TestContext, until } from '../helpers/index.ts';
 
@@ -395,4 +398,22 @@ import { readFileSync } from 'node:fs';
     `,
   );
   assert.equal(out, '4\n0 2\n');
+});
+
+test('a host that is closed and let go of is collected, and so are its kernels', async () => {
+  setFlagsFromString('--expose-gc');
+  const collect = runInNewContext('gc') as () => void;
+  const gone: WeakRef<object>[] = [];
+  const use = async () => {
+    const host = new KernelHost({ python: pythonForTests(), shell: 'plain' });
+    const [kernel, idle] = [host.kernel(), host.kernel()];
+    await kernel.execute('print("something")');
+    gone.push(new WeakRef(host), new WeakRef(kernel), new WeakRef(idle));
+    await host.close();
+  };
+  for (let round = 0; round < 3; round += 1) await use();
+  await until('all of them are collected', () => {
+    collect();
+    return gone.every((each) => each.deref() === undefined);
+  });
 });
