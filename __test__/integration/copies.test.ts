@@ -193,9 +193,16 @@ for (const shell of ['ipython', 'plain'] as const) {
         kernel,
         'import kernelhost\ntold = []\n@kernelhost.on_restore\ndef fails(what): 1 / 0\nkernelhost.on_restore(told.append)',
       );
+      const warned = next(host, 'warning');
       const copy = await kernel.fork();
       assert.equal(await value(copy, 'told'), "['fork']");
       assert.equal(await value(kernel, 'told'), '[]');
+      const [{ code, message }] = (await within('the warning', warned)) as [Warning];
+      assert.equal(code, 'WARN_ON_RESTORE');
+      assert.match(message, /fails raised ZeroDivisionError: division by zero/);
+      const checkpoint = await copy.checkpoint();
+      await copy.rollback(checkpoint);
+      assert.equal(await value(copy, 'told'), "['fork', 'checkpoint']");
     });
   });
 
@@ -466,6 +473,11 @@ for (const shell of ['ipython', 'plain'] as const) {
       const host = startHost(t, options());
       const kernel = host.kernel({ recovery: 'checkpoint' });
       await ok(kernel, 'x = 1');
+      await until('a copy', () => frozen(host).length === 1);
+      const [first] = frozen(host);
+      await ok(kernel, '1');
+      // The first one goes once the template has taken in the second.
+      await until('another copy', () => frozen(host).length === 1 && frozen(host)[0] !== first);
       const copy = await kernel.fork();
       const ended = next(host, 'template');
       process.kill(processStat(kernel.pid as number)?.parent as number, 'SIGKILL');
@@ -474,6 +486,10 @@ for (const shell of ['ipython', 'plain'] as const) {
       const error = await failureOf(kernel.fork());
       assert.match(error.message, /template.*has ended/);
       assert.equal(await value(kernel, 'x'), '1');
+      // The frozen copy that there is serves once.
+      await kernel.kill();
+      const { text, recovered, life } = await ok(kernel, 'x');
+      assert.deepEqual([text, recovered?.state, life.launch], ['1', 'checkpoint', 'checkpoint']);
     });
 
     test('no place for wires: RLIMIT_NOFILE', async (t) => {

@@ -65,7 +65,10 @@ def copy(life, number, payload):
 
 
 def thaw(life, payload):
-    """The frozen copy becomes a life that runs cells. Raises what the start of a life raises."""
+    """The frozen copy becomes a life that runs cells. Returns what the callbacks that failed have raised, as text.
+
+    Raises what the start of a life raises.
+    """
     request = wires.object_of(payload)
     _show_name(life.name)
     for name, value in wires.field(request, "env", dict).items():
@@ -84,9 +87,8 @@ def thaw(life, payload):
     fresh.forget_randomness(())
     fresh.forget_folder()
     life.frozen = False
-    for name, error in api.restored(wires.field(request, "what", str)):
-        print(f"kernelhost.on_restore: {name} failed", file=sys.stderr)
-        failures.print_report(error)
+    failed = api.restored(wires.field(request, "what", str))
+    return [f"{name} raised {type(error).__name__}: {error}" for name, error in failed]
 
 
 # Soundness
@@ -203,7 +205,7 @@ def _fork(life, descriptors, marker):
         _close(descriptors)
         raise
     life.copying = True
-    _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
+    blocked = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
     try:
         pid = _quiet_fork()
         if pid == 0:
@@ -228,7 +230,7 @@ def _fork(life, descriptors, marker):
             raise _Refused("the system does not give it another process")
     finally:
         life.copying = False
-        _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, blocked)
         _close((*descriptors, there, tell) if tell >= 0 else (*descriptors, there))
     return False
 

@@ -184,14 +184,14 @@ class Life:
 
     def _thaw(self, payload):
         try:
-            copies.thaw(self, payload)
+            failed = copies.thaw(self, payload)
             request = wires.object_of(payload)
             set_limits(request.get("limits") or {})
             self._run_init(request.get("init"))
         except StartFailed as failure:
             self.outbox.send(wires.START_FAILED, 0, {"stage": failure.stage, "error": failure.error})
             os._exit(1)
-        self.outbox.send(wires.READY, 0, introduction(self.shell.name))
+        self.outbox.send(wires.READY, 0, {**introduction(self.shell.name), "failed": failed})
 
     def _receive(self):
         while True:

@@ -85,12 +85,14 @@ impl ForkOrder {
         };
         match made.await {
             Err(why) => self.refuse(&of, &why),
-            Ok((life, ready)) => {
+            Ok((life, mut ready)) => {
+                let failed_callbacks = std::mem::take(&mut ready.failed);
                 let facts = facts_of(&life, ready, 1, Launch::Fork, began.elapsed());
                 let launched = Launched {
                     fell_back: None,
                     result: Ok((life, facts)),
                     cells: None,
+                    failed_callbacks,
                     lost_copy: None,
                 };
                 if let Err(Launched {
@@ -356,6 +358,15 @@ impl Frozen {
     /// What it has resident, in bytes.
     pub fn resident(&self) -> u64 {
         self.pid().and_then(usage::rss).unwrap_or(0)
+    }
+
+    /// The copy itself, where no more can be made of it because its template is gone: better once than never.
+    pub async fn take_if_last(&self) -> Option<Box<Life>> {
+        let life = self.life.lock().await.take_if(|life| life.foster().is_err());
+        if life.is_some() {
+            self.pid.store(0, Ordering::Release);
+        }
+        life
     }
 
     /// A copy of it, still frozen. It stays as it is.

@@ -63,6 +63,8 @@ pub struct Launched {
     pub result: Result<(Box<Life>, LifeFacts), StartFailed>,
     /// Of a life that was thawed: how many cells it has the effects of.
     pub cells: Option<u32>,
+    /// Of a copy: which callbacks of `kernelhost.on_restore` have failed, and how.
+    pub failed_callbacks: Vec<String>,
     /// Why it was not thawed, although there should have been a copy to thaw.
     pub lost_copy: Option<String>,
 }
@@ -79,6 +81,7 @@ impl Launched {
                 stderr_tail: String::new(),
             }),
             cells: None,
+            failed_callbacks: Vec::new(),
             lost_copy: None,
         }
     }
@@ -149,6 +152,7 @@ pub async fn launch(mut request: Request) -> Launched {
         fell_back,
         result,
         cells: None,
+        failed_callbacks: Vec::new(),
         lost_copy: None,
     }
 }
@@ -511,11 +515,12 @@ pub async fn thawed(mut request: Request, copies: Vec<Arc<Frozen>>, must: bool) 
                 break;
             }
             match thaw_one(&request, &frozen, began).await {
-                Ok(ready) => {
+                Ok((life, facts, failed_callbacks)) => {
                     return Launched {
                         fell_back: None,
-                        result: Ok(ready),
+                        result: Ok((life, facts)),
                         cells: Some(frozen.cells),
+                        failed_callbacks,
                         lost_copy: None,
                     };
                 }
@@ -533,11 +538,16 @@ pub async fn thawed(mut request: Request, copies: Vec<Arc<Frozen>>, must: bool) 
     }
 }
 
-async fn thaw_one(request: &Request, frozen: &Frozen, began: Instant) -> Result<(Box<Life>, LifeFacts), String> {
+type Thawed = (Box<Life>, LifeFacts, Vec<String>);
+
+async fn thaw_one(request: &Request, frozen: &Frozen, began: Instant) -> Result<Thawed, String> {
     let (launcher, kernel) = (&request.launcher, &request.kernel);
     let marker = launcher.mark.of_life(request.number, request.generation);
     // Not given up half-way: the frozen copy could not be asked again.
-    let mut life = frozen.copy(marker).await?;
+    let mut life = match frozen.take_if_last().await {
+        Some(last) => last,
+        None => frozen.copy(marker).await?,
+    };
     launcher.oom.life_began(request.number, &kernel.id, life.root());
     let thawing = Thawing {
         what: "checkpoint",
@@ -552,9 +562,10 @@ async fn thaw_one(request: &Request, frozen: &Frozen, began: Instant) -> Result<
         outcome = thaw(&mut life, &thawing, kernel, Instant::now() + kernel.start_timeout) => outcome,
     };
     match outcome {
-        Ok(ready) => {
+        Ok(mut ready) => {
+            let failed = std::mem::take(&mut ready.failed);
             let facts = facts_of(&life, ready, request.generation, Launch::Checkpoint, began.elapsed());
-            Ok((life, facts))
+            Ok((life, facts, failed))
         }
         Err(why) => {
             launcher.oom.ended(life.pid());

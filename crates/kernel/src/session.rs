@@ -460,7 +460,7 @@ impl Session {
             "No checkpoint of kernel \"{}\" was taken after its last cell: {why}. If its life ends now, {}.",
             self.options.id,
             match self.checkpoints.cells() {
-                Some(cells) => format!("its variables come back as they were after {cells} cells"),
+                Some(cells) => format!("its variables come back as they were after {}", count(cells)),
                 None => "its variables are lost".to_owned(),
             }
         );
@@ -772,8 +772,8 @@ impl Session {
             (_, Recovery::None, _) => "Its variables are lost; start() brings a new life.".to_owned(),
             (Cause::Restart, ..) => "The next life follows at once.".to_owned(),
             (_, Recovery::Checkpoint, Some(cells)) => format!(
-                "The next call gets a new life, with its variables as they were after {cells} {}.",
-                if cells == 1 { "cell" } else { "cells" }
+                "The next call gets a new life, with its variables as they were after {}.",
+                count(cells)
             ),
             (_, Recovery::Restart | Recovery::Checkpoint, _) => {
                 "Its variables are lost; the next call gets a new life.".to_owned()
@@ -839,6 +839,14 @@ impl Session {
                 code,
                 message,
             });
+        }
+        if !launched.failed_callbacks.is_empty() {
+            let message = format!(
+                "Kernel \"{}\" has its variables, but not all callbacks of kernelhost.on_restore have succeeded: {}.",
+                self.options.id,
+                launched.failed_callbacks.join("; ")
+            );
+            self.warn("WARN_ON_RESTORE", message);
         }
         if let (Some(why), Ok(_)) = (launched.lost_copy, &launched.result) {
             let message = format!(
@@ -1092,6 +1100,10 @@ impl Session {
             (self.sink)(std::mem::take(&mut self.events));
         }
     }
+}
+
+fn count(cells: u32) -> String {
+    format!("{cells} {}", if cells == 1 { "cell" } else { "cells" })
 }
 
 async fn life_event(life: &mut Option<(Box<Life>, LifeFacts)>, room: usize) -> LifeEvent {

@@ -122,6 +122,9 @@ pub struct Ready {
     pub python: String,
     pub python_version: String,
     pub shell: Shell,
+    /// Of a copy: which callbacks of `kernelhost.on_restore` have failed, and how.
+    #[serde(default)]
+    pub failed: Vec<String>,
 }
 
 /// How a cell ended.
