@@ -44,6 +44,9 @@ export function judge(results: Results, facts: PackageFacts): Verdict[] {
     atMost('… event loop delay: at most 20 ms', 20, 'ms', results.median('pressure-delay', 'kernelhost')),
     atMost('… daemon: at most +64 MB', 64, 'MB', megabytes(results.median('pressure-memory', 'kernelhost'))),
     atMost('… all interrupted: at most 2 s', 2000, 'ms', results.median('pressure-stop', 'kernelhost')),
+    atMost('fork() at 100 MB: at most 3 ms', 3, 'ms', results.median('fork-100', 'kernelhost')),
+    atMost('fork() at 2 GB: at most 10 ms', 10, 'ms', results.median('fork-2000', 'kernelhost')),
+    atMost('checkpoint after a cell at 100 MB: at most 2 ms', 2, 'ms', results.median('checkpoint-cost', 'kernelhost')),
     atMost('SIGKILL → known: at most 10 ms', 10, 'ms', results.median('death', 'kernelhost')),
     atMost('idle kernels: no CPU time of the daemon (10 s)', 10, 'ms', results.median('idle-daemon', 'kernelhost')),
     atMost(

@@ -169,6 +169,8 @@ async function answer(request: Request): Promise<Answers[Request['do']]> {
       return daemon.own.picture(request.count);
     case 'pressure':
       return daemon.own.pressure(request.ms);
+    case 'copies':
+      return daemon.own.copies(request.count, request.megabytes);
     case 'close':
       return daemon.close();
   }

@@ -13,6 +13,7 @@ export interface OwnMeasures {
   hostCalls(count: number): Promise<Answers['host-calls']>;
   delivery(count: number): Promise<Answers['delivery']>;
   picture(count: number): Promise<Answers['picture']>;
+  copies(count: number, megabytes: number): Promise<Answers['copies']>;
   pressure(ms: number): Promise<Answers['pressure']>;
 }
 

@@ -1,5 +1,6 @@
 /** kernelhost itself, every kernel forked from a warm template. */
 import { type Kernel, KernelHost } from '../../index.js';
+import { copies } from './copies.ts';
 import type { CellOutcome, DrivenKernel, Driver, DriverOptions } from './driver.ts';
 import { hostCalls } from './host-calls.ts';
 import { delivery, picture, pressure } from './output-floods.ts';
@@ -30,6 +31,7 @@ async function openHost({ python, folder }: DriverOptions, shell: 'ipython' | 'p
       delivery: (count) => withKernel(host, (kernel) => delivery(kernel, count)),
       picture: (count) => withKernel(host, (kernel) => picture(kernel, count)),
       pressure: (ms) => pressure(host, ms),
+      copies: (count, megabytes) => copies(host, count, megabytes),
     },
   };
 }

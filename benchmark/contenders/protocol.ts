@@ -31,6 +31,8 @@ export type Request =
   | { do: 'picture'; count: number }
   /** Let four kernels print for `ms` while a fifth is asked. kernelhost only. */
   | { do: 'pressure'; ms: number }
+  /** Copy a kernel that has so many megabytes of data, `count` times. kernelhost only. */
+  | { do: 'copies'; count: number; megabytes: number }
   | { do: 'close' };
 
 /** The fields that `do` asks for; times in ms. */
@@ -48,6 +50,7 @@ export interface Answers {
   delivery: { ms: number[] };
   picture: { ms: number[] };
   pressure: { ms: number[]; delayMs: number; bytes: number; stopMs: number };
+  copies: { forkMs: number[]; costMs: number };
   close: Record<string, never>;
 }
 

@@ -1,6 +1,7 @@
 /** The measures, in the order in which they are taken and shown. */
 import { bulk, bulkCapped } from './bulk.ts';
 import { cell } from './cell.ts';
+import { copies } from './copies.ts';
 import { death } from './death.ts';
 import { hostCall } from './host-call.ts';
 import { idle } from './idle.ts';
@@ -21,6 +22,7 @@ export const measures: readonly Measure[] = [
   delivery,
   picture,
   pressure,
+  copies,
   death,
   memory,
   many,

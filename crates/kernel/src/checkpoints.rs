@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 use crate::aside::aside;
 use crate::copy::{Frozen, Orphan};
 use crate::event::{CheckpointFacts, RequestId};
+use crate::tasks;
 
 /// What becomes of copies, told to the session when it is so far.
 pub enum News {
@@ -63,7 +64,7 @@ impl Checkpoints {
         if request.is_none() {
             self.automatic.insert(0, frozen.clone());
         }
-        tokio::spawn(async move {
+        tasks::spawn(async move {
             let adopted = frozen.adopt(orphan, place).await;
             let told = match request {
                 None => News::Taken(frozen, adopted),
@@ -92,7 +93,7 @@ impl Checkpoints {
         };
         for old in self.automatic.split_off(place + 1) {
             let news = self.news.clone();
-            tokio::spawn(async move {
+            tasks::spawn(async move {
                 if old.may_have_unshared(budget)
                     && let Some(pid) = old.pid()
                     && let Some(Some(bytes)) = aside(move || usage::unshared(pid)).await
@@ -137,7 +138,7 @@ impl Checkpoints {
     /// A life begins that has nothing to do with what was taken after cells.
     pub fn forget_automatic(&mut self) {
         for old in std::mem::take(&mut self.automatic) {
-            tokio::spawn(async move { old.end().await });
+            tasks::spawn(async move { old.end().await });
         }
     }
 
@@ -147,7 +148,7 @@ impl Checkpoints {
         let all = std::mem::take(&mut self.automatic).into_iter();
         let ending: Vec<_> = all
             .chain(std::mem::take(&mut self.kept).into_values())
-            .map(|frozen| tokio::spawn(async move { frozen.end().await }))
+            .map(|frozen| tasks::spawn(async move { frozen.end().await }))
             .collect();
         for end in ending {
             tokio::time::timeout(LIMIT, end).await.ok();

@@ -22,6 +22,7 @@ use crate::oom_watch::OomWatch;
 use crate::options::{CellRequest, HostOptions, KernelOptions, LaunchMode};
 use crate::session::{Command, Session, Shared};
 use crate::state::Input;
+use crate::tasks;
 use crate::warden::Warden;
 use crate::wire::Query;
 
@@ -178,7 +179,7 @@ impl Host {
             inbox,
             first,
         );
-        self.runtime.spawn(async move {
+        tasks::spawn_on(&self.runtime, async move {
             if let Err(panic) = caught(Box::pin(session.run())).await.flatten() {
                 breaks.break_off(format!(
                     "A bug in kernelhost: what supervises kernel \"{id}\" has panicked ({panic}). Its life was ended, and it is \
@@ -199,7 +200,7 @@ impl Host {
     /// Starts the template that kernels with this environment will be forked from.
     pub fn warm(&self, request: RequestId, environment: Vec<(String, String)>) {
         let (launcher, sink) = (self.launcher.clone(), self.sink.clone());
-        self.runtime.spawn(async move {
+        tasks::spawn_on(&self.runtime, async move {
             let options = &launcher.options;
             let reply = if options.launch == LaunchMode::Spawn {
                 Reply::failed(
@@ -239,7 +240,7 @@ impl Host {
         // Nobody who waits for a place gets one any more.
         launcher.forks.close();
         launcher.cold_starts.close();
-        self.runtime.spawn(async move {
+        tasks::spawn_on(&self.runtime, async move {
             for closed in closing {
                 // Dropped, not sent: either way the kernel is closed.
                 timeout(grace + Duration::from_secs(5), closed).await.ok();

@@ -20,5 +20,6 @@ mod oom_watch;
 mod queries;
 mod session;
 mod state;
+mod tasks;
 mod warden;
 mod wire;

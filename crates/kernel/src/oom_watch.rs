@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::event::{Event, KernelNumber, Sink};
+use crate::tasks;
 
 /// How long the log may take to say what the machine's counter has said already.
 const LOG_LAG: Duration = Duration::from_millis(100);
@@ -90,8 +91,8 @@ impl OomWatch {
             // Before the log is opened: a kill in between is then one that the log has not told, and not the reverse.
             inner.machine_kills = kills_on_this_machine();
             let (source, reader) = match KernelLog::open() {
-                Ok(log) => (Source::Log, tokio::spawn(read_log(of, log))),
-                Err(why) => (Source::Counters(why), tokio::spawn(look_at_counters(of))),
+                Ok(log) => (Source::Log, tasks::spawn(read_log(of, log))),
+                Err(why) => (Source::Counters(why), tasks::spawn(look_at_counters(of))),
             };
             (inner.source, inner.reader) = (Some(source), Some(reader));
         }

@@ -28,6 +28,7 @@ use crate::options::{CellRequest, KernelOptions, Recovery};
 use crate::output::{Collected, Collector, CreditAccount, Output, Stream};
 use crate::queries::{self, Queries, Step};
 use crate::state::{Answer, Effect, Input, Machine, Origin, Policy, Timer, Verdict, Why};
+use crate::tasks;
 use crate::wire::{self, CellId, Done, HostCall, Message, Query};
 
 /// What the owner of a kernel may read at any time.
@@ -425,7 +426,7 @@ impl Session {
             (Err(why), purpose) => self.refused(purpose, request, &why),
             (Ok(orphan), Purpose::Fork(order)) => {
                 let (of, oom) = (self.options.id.clone(), self.launcher.oom.clone());
-                tokio::spawn(order.carry_out(orphan, of, oom));
+                tasks::spawn(order.carry_out(orphan, of, oom));
             }
             (Ok(orphan), Purpose::Checkpoint) => {
                 let cells = self.machine.cells();
@@ -972,13 +973,13 @@ impl Session {
         if origin != Origin::Newest {
             self.checkpoints.forget_automatic();
         }
-        tokio::spawn(async move {
+        tasks::spawn(async move {
             let launched = if copies.is_empty() && !must {
                 launch(request).await
             } else {
                 thawed(request, copies, must).await
             };
-            sender.send(launched).ok()
+            sender.send(launched).ok();
         });
         self.launching = Some(Launching { outcome, cancel });
     }
@@ -1073,7 +1074,7 @@ impl Session {
         };
         // Its own thread: the sizes of a large process take the Linux kernel a while to add up.
         let root = self.life.as_ref().map(|(life, _)| life.root_with_adopter());
-        tokio::spawn(async move {
+        tasks::spawn(async move {
             let found = aside(move || root.and_then(|root| usage::live(&root).ok())).await;
             let reply = found.flatten().map_or_else(absent, Reply::Usage);
             sink(vec![Event::Settled { request, reply }]);

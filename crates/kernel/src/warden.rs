@@ -19,6 +19,8 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::tasks;
+
 /// How long a warden may take to end once it is told to: it looks at every process once.
 const LEAVES: Duration = Duration::from_secs(1);
 /// One that ends early is replaced; one that always does is not replaced all the time.
@@ -80,7 +82,7 @@ impl Warden {
         };
         let (keeper, kept) = watch::channel(());
         *state = State::Kept(keeper);
-        tokio::spawn(keep(recipe, kept));
+        tasks::spawn(keep(recipe, kept));
     }
 
     /// Tells it that the host is done, and returns when it is gone.
