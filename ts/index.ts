@@ -39,4 +39,5 @@ export type {
 } from './options.ts';
 export type { Completeness, Completion, Inspection } from './queries.ts';
 export type { CellResult, Display, Life, MimeBundle, Output, Recovered } from './result.ts';
+export type { SaveOptions, SnapshotReport } from './snapshots.ts';
 export type { CellStream } from './stream.ts';

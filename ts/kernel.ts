@@ -6,6 +6,7 @@
 
 import { EventEmitter } from 'node:events';
 import { CellHistory } from './cell-history.ts';
+import { resolve } from 'node:path';
 import { Credit } from './credit.ts';
 import {
   type ExecuteTrace,
@@ -49,6 +50,14 @@ import {
 } from './queries.ts';
 import { type CellResult, type Life, type Output, toCellResult, toLife, toOutput } from './result.ts';
 import { signalNumber } from './signals.ts';
+import {
+  loadCell,
+  type SaveOptions,
+  SNAPSHOT_CELL,
+  type SnapshotReport,
+  saveCell,
+  toSnapshotReport,
+} from './snapshots.ts';
 import { type CellStream, OutputStream } from './stream.ts';
 
 export type KernelState = 'absent' | 'starting' | 'idle' | 'running' | 'ending' | 'closed';
@@ -256,6 +265,18 @@ export class Kernel extends EventEmitter<KernelEvents> {
   async isComplete(code: string): Promise<Completeness> {
     readPlace(code, 0);
     return toCompleteness(await this.#query({ kind: 'is-complete', code }));
+  }
+
+  /** Writes the variables to a file, by value. What cannot be saved is told in `skipped`. Waits for its turn, as a cell. */
+  async save(path: string, options: SaveOptions = {}): Promise<SnapshotReport> {
+    const code = saveCell(typeof path === 'string' && path !== '' ? resolve(path) : path, options);
+    return toSnapshotReport(await this.execute(code, SNAPSHOT_CELL));
+  }
+
+  /** Sets the variables of a file that `save()` wrote. Runs code that the file names: load only what you trust. */
+  async load(path: string): Promise<SnapshotReport> {
+    const code = loadCell(typeof path === 'string' && path !== '' ? resolve(path) : path);
+    return toSnapshotReport(await this.execute(code, SNAPSHOT_CELL));
   }
 
   async usage(): Promise<Usage> {

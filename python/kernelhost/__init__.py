@@ -5,7 +5,7 @@ cost nothing.
 """
 
 __version__ = "0.1.0"
-__all__ = ["HostCallError", "acall", "call", "tools"]
+__all__ = ["HostCallError", "acall", "call", "on_restore", "tools"]
 
 
 def __getattr__(name):

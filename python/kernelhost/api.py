@@ -10,9 +10,10 @@ import sys
 from . import arrivals
 from .calls import HostCallError
 
-__all__ = ["HostCallError", "acall", "call", "tools"]
+__all__ = ["HostCallError", "acall", "call", "on_restore", "tools"]
 
 _life = None
+_callbacks = []
 _input = builtins.input
 
 
@@ -70,6 +71,25 @@ class _Tools:
 
 
 tools = _Tools()
+
+
+def on_restore(callback, /):
+    """Has `callback(what)` called whenever state came back, to reconnect what cannot be copied. `what` is "load"."""
+    if not callable(callback):
+        raise TypeError(f"on_restore() needs something to call, not {type(callback).__name__}")
+    _callbacks.append(callback)
+    return callback
+
+
+def restored(what):
+    """Calls them all, in order; returns the names of those that raised, with what they raised."""
+    failed = []
+    for callback in list(_callbacks):
+        try:
+            callback(what)
+        except Exception as error:
+            failed.append((getattr(callback, "__name__", repr(callback)), error))
+    return failed
 
 
 def _connected():

@@ -1,8 +1,9 @@
 """Variables saved to a file, by value, and loaded from it.
 
-Every variable is first pickled alone into nothing, which finds those that fail without leaving a trace of them in a memo
-or in the file. One pickler then writes the others, a pickle each: its memo keeps what variables share. A file is read
-only after its checksum held. The order is magic, pickles, manifest (JSON), length of the manifest, SHA-256 of all before.
+Every variable is first pickled alone into nothing, which finds those that fail without leaving a trace of them in a
+memo or in the file. One pickler then writes the others, a pickle each: its memo keeps what variables share. A file is
+read only after its checksum held. The order is magic, pickles, manifest (JSON), length of the manifest, SHA-256 of all
+before.
 
 Owns: the file's format. Must not know: frames.
 """
@@ -213,6 +214,9 @@ def load(path, namespace=None):
     except OSError as error:
         raise SnapshotError(f"{path}: {error.strerror}") from error
     namespace.update(loaded)
+    api = sys.modules.get(f"{__package__}.api")
+    if api is not None:
+        skipped.extend({"name": f"on_restore: {name}", "why": _why(error)} for name, error in api.restored("load"))
     return {
         "path": path,
         "bytes": size,
@@ -220,3 +224,14 @@ def load(path, namespace=None):
         "skipped": skipped,
         "pickler": manifest["pickler"],
     }
+
+
+def answer(what, arguments):
+    """What the daemon runs, in a silent cell."""
+    if what == "save":
+        path, variable, everything, milliseconds = json.loads(arguments)
+        report = save(path, None, variable, everything, None if milliseconds is None else milliseconds / 1000)
+    else:
+        report = load(*json.loads(arguments))
+    # Variables that print while they are saved have not always ended their line.
+    print(f"\nkernelhost-snapshot:{json.dumps(report)}", flush=True)
