@@ -5,8 +5,8 @@
  */
 
 import { EventEmitter } from 'node:events';
-import { CellHistory } from './cell-history.ts';
 import { resolve } from 'node:path';
+import { CellHistory } from './cell-history.ts';
 import { Credit } from './credit.ts';
 import {
   type ExecuteTrace,

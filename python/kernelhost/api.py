@@ -74,7 +74,10 @@ tools = _Tools()
 
 
 def on_restore(callback, /):
-    """Has `callback(what)` called whenever state came back, to reconnect what cannot be copied. `what` is "load"."""
+    """Has `callback(what)` called whenever state came back, to reconnect what cannot be copied.
+
+    `what` is "fork", "checkpoint" or "load".
+    """
     if not callable(callback):
         raise TypeError(f"on_restore() needs something to call, not {type(callback).__name__}")
     _callbacks.append(callback)

@@ -64,6 +64,8 @@ class Life:
         self.answers_input = False
         # The code of `exit(code)`, once a cell has called it.
         self.leaving = None
+        # The report of the snapshot that this life began with.
+        self.restored = None
 
     # The start
 
@@ -87,6 +89,8 @@ class Life:
                 return 1
             del configuration, shell
             self.outbox.send(wires.READY, 0, introduction(self.shell.name))
+            if self.restored is not None:
+                self._tell_restored()
             return self._serve()
         except wires.ProtocolError as error:
             wires.leave(error)
@@ -129,14 +133,31 @@ class Life:
         api.connect(self)
         self.interrupts.cover_system()
         set_limits(configuration.get("limits") or {})
-        init = configuration.get("init")
-        if init:
+        # No code has a NUL: behind it stands the path of a snapshot.
+        init, _, snapshot = (configuration.get("init") or "").partition("\0")
+        if init or snapshot:
             # From here on code of the user's runs, and it must not run twice.
             self.outbox.send(wires.INIT_BEGINS, 0, None)
+        if init:
             outcome = shell.run(init, True)
             self.leave_if_not_ours(outcome)
             if outcome.error is not None:
                 raise StartFailed("init", outcome.error)
+        if snapshot:
+            from . import snapshots
+
+            self.restored = snapshots.restore(snapshot)
+            self.leave_if_not_ours(None)
+
+    def _tell_restored(self):
+        """Now that this life can call the daemon and show things, which callbacks may want to."""
+        from . import snapshots
+
+        report, self.restored = self.restored, None
+        if "failed" not in report:
+            report["skipped"] += snapshots.tell_restored()
+        self.leave_if_not_ours(None)
+        self.outbox.display({snapshots.MIME: report})
 
     # Requests
 
