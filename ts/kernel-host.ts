@@ -79,7 +79,12 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
   /** A kernel handle. Nothing starts until `start()` or the first `execute()`. */
   kernel(options: KernelOptions = {}): Kernel {
     this.#mustBeOpen();
-    const { native, handlers, notebookBytes } = readKernelOptions('', options, this.#defaults, process.env);
+    const { native, handlers, notebookBytes, restoreFrom, saveTo } = readKernelOptions(
+      '',
+      options,
+      this.#defaults,
+      process.env,
+    );
     const number = ++this.#lastKernel;
     const id = `kernel-${number}`;
     let handle: Member['handle'] = () => {};
@@ -90,6 +95,9 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
       dispatcher: this.#dispatcher,
       watched: this.#monitor !== null,
       notebookBytes,
+      restoreFrom,
+      saveTo,
+      warn: (warning) => this.#warn(kernel, warning),
       listen: (given) => {
         handle = given;
       },
@@ -131,6 +139,8 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
   }
 
   async #close(graceMs: number): Promise<void> {
+    const saving = this.kernels.map((kernel) => kernel.finishSaving()).filter((each) => each !== null);
+    if (saving.length > 0) await Promise.all(saving);
     const { reply } = this.#dispatcher.ask((request) => this.#native.close(request, graceMs));
     const settled = await reply;
     this.#monitor?.close();
@@ -155,8 +165,12 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
     }
     const { kernel, code, message } = event;
     const member = kernel === null ? undefined : this.#members.get(kernel);
-    if (member !== undefined) attempt(() => member.kernel.emit('warning', { code, message }));
-    this.emit('warning', { code, message });
+    this.#warn(member?.kernel, { code, message });
+  }
+
+  #warn(kernel: Kernel | undefined, warning: Warning): void {
+    if (kernel !== undefined) attempt(() => kernel.emit('warning', warning));
+    attempt(() => this.emit('warning', warning));
   }
 }
 
