@@ -7,6 +7,7 @@ for them by name, and dill cannot when a method's cell holds its class.
 Owns: the picklers, and the functions that their pickles call. Must not know: files.
 """
 
+import enum
 import functools
 import hashlib
 import importlib
@@ -60,10 +61,22 @@ class _Plain:
     """In front of pickle's own."""
 
     def reducer_override(self, thing):
+        if type(thing) is types.FunctionType and not _is_found(thing):
+            # What a library has made in a function of its own, such as a decorator: on the live names of its module.
+            module = sys.modules.get(thing.__globals__.get("__name__"))
+            if module is not None and vars(module) is thing.__globals__:
+                return self._function(thing, module)
         # By reference it would be saved, and then be missing in the life that loads it.
         if isinstance(thing, (type, types.FunctionType)) and thing.__module__ == "__main__":
             raise pickle.PicklingError(f"{thing.__qualname__} is defined in a cell, which needs cloudpickle or dill")
         return NotImplemented
+
+
+def _is_found(function):
+    place = sys.modules.get(function.__module__)
+    for name in function.__qualname__.split("."):
+        place = getattr(place, name, None)
+    return place is function
 
 
 class _Simple:
@@ -76,6 +89,11 @@ class _Simple:
             if getattr(thing, "__annotate__", None) is not None:
                 state["__annotate__"] = thing.__annotate__
             return new_class, (thing.__name__, thing.__bases__, thing.__qualname__), state, None, None, set_class
+        if kind is types.MappingProxyType:
+            return new_proxy, (dict(thing),)
+        if isinstance(thing, enum.EnumMeta) and thing.__module__ == "__main__":
+            # dill would save it, and not be able to load it.
+            raise pickle.PicklingError(f"{thing.__qualname__} is an enum of a cell, which needs cloudpickle")
         if kind in (staticmethod, classmethod):
             return kind, (thing.__func__,)
         if kind is property:
@@ -121,7 +139,7 @@ class _Live:
                 raise pickle.PicklingError(f"{kind.__name__} {thing.__name__} is known only by its name in a cell")
         return _by_base(super(), thing)
 
-    def _function(self, function):
+    def _function(self, function, home=None):
         cells = function.__closure__ or ()
         # A cell can hold the function itself, which has no number yet: what they hold comes with the state.
         self.bare.update((id(cell), cell) for cell in cells)
@@ -137,7 +155,7 @@ class _Live:
             state["__type_params__"] = function.__type_params__
         state["cells"] = [(cell, cell.cell_contents) for cell in cells if _is_full(cell)]
         code, source = _with_source(function.__code__)
-        arguments = (self.namespace, marshal.dumps(code), function.__name__, cells, source)
+        arguments = (self.namespace if home is None else home, marshal.dumps(code), function.__name__, cells, source)
         return new_function, arguments, state, None, None, set_function
 
     def _cell(self, cell):
@@ -188,12 +206,12 @@ def set_cell(cell, state):
     (cell.cell_contents,) = state
 
 
-def new_function(namespace, code, name, cells, source):
+def new_function(home, code, name, cells, source):
     code = marshal.loads(code)
     if source is not None:
         entry = (len(source), None, source.splitlines(keepends=True), code.co_filename)
         linecache.cache.setdefault(code.co_filename, entry)
-    return types.FunctionType(code, namespace, name, None, cells)
+    return types.FunctionType(code, home if type(home) is dict else vars(home), name, None, cells)
 
 
 def set_function(function, state):
@@ -211,6 +229,10 @@ def new_class(name, bases, qualname):
 def set_class(kind, state):
     for name, value in state.items():
         setattr(kind, name, value)
+
+
+def new_proxy(mapping):
+    return types.MappingProxyType(mapping)
 
 
 def new_cached(function, maxsize, typed):
