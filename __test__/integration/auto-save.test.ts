@@ -254,11 +254,11 @@ test('C23: eight kernels with snapshots of 60 MB that are killed at once all com
     kernels.map((_, number) => `(${number}, 60000000)`),
   );
   for (const { recovered } of results) assert.equal(recovered?.exit.cause, 'kill');
-  // A second storm, while they come back.
-  const waiting = kernels.map((kernel) => kernel.execute('f()[1]'));
+  // A second storm, while cells run and wait.
+  const waiting = Promise.allSettled(kernels.map((kernel) => kernel.execute('f()[1]')));
   await Promise.all(kernels.map((kernel) => kernel.restart()));
-  for (const each of await Promise.allSettled(waiting)) {
-    if (each.status === 'fulfilled') assert.equal(each.value.text, '60000000');
+  for (const each of await waiting) {
+    if (each.status === 'fulfilled') assert.ok(each.value.text === '60000000' || each.value.status === 'interrupted');
     else assert.ok(!(each.reason instanceof SnapshotError), String(each.reason));
   }
   assert.equal((await Promise.all(kernels.map((kernel) => ok(kernel, 'who')))).length, 8);

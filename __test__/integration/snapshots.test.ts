@@ -187,7 +187,7 @@ const KINDS: readonly (readonly [code: string, check: string, table: string])[] 
   ['class C: n = 1\nv = C()', 'v.n == 1', '+++'],
   [
     'import dataclasses\n@dataclasses.dataclass\nclass D:\n    n: int = 1\nv = D(2)',
-    'v.n == 2 and "n=2" in repr(v)',
+    'v.n == 2 and "n=2" in repr(v) and v == D(2) and dataclasses.asdict(dataclasses.replace(v, n=3)) == {"n": 3}',
     '+++',
   ],
   ['import enum\nclass E(enum.Enum):\n    A = 1\nv = E.A', 'v.value == 1 and v is E.A', '+--'],

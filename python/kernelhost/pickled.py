@@ -18,10 +18,13 @@ import pickle
 import sys
 import types
 import typing
+import warnings
 
 _CACHED = type(functools.lru_cache(lambda: None))
 _FILES = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair, io.TextIOWrapper)
 _NAMED_ONLY = ("TypeVar", "ParamSpec", "TypeVarTuple", "TypeAliasType", "NewType")
+# Types of dataclasses' own marks, and their names there.
+_MARKS = {"_FIELD_BASE": None, "_MISSING_TYPE": "MISSING", "_HAS_DEFAULT_FACTORY_CLASS": "_HAS_DEFAULT_FACTORY"}
 _OF_NO_CLASS = ("__dict__", "__weakref__", "__annotations_cache__", "__annotate_func__")
 _OF_FUNCTIONS = ("__defaults__", "__kwdefaults__", "__doc__", "__module__", "__qualname__")
 
@@ -31,7 +34,7 @@ def library():
     for name in ("cloudpickle", "dill"):
         try:
             base = importlib.import_module(name).Pickler
-            return name, _makes(name, base if name == "cloudpickle" else _made(_Simple, base))
+            return name, _makes(name, base if name == "cloudpickle" else _made(_Strict, _Simple, base))
         except Exception:
             # One that cannot be imported, for whatever reason, is as good as none.
             continue
@@ -61,7 +64,7 @@ class _Plain:
     """In front of pickle's own."""
 
     def reducer_override(self, thing):
-        if type(thing) is types.FunctionType and not _is_found(thing):
+        if type(thing) is types.FunctionType and (thing.__module__ == "__main__" or not _is_found(thing)):
             # What a library has made in a function of its own, such as a decorator: on the live names of its module.
             module = sys.modules.get(thing.__globals__.get("__name__"))
             if module is not None and vars(module) is thing.__globals__:
@@ -70,6 +73,16 @@ class _Plain:
         if isinstance(thing, (type, types.FunctionType)) and thing.__module__ == "__main__":
             raise pickle.PicklingError(f"{thing.__qualname__} is defined in a cell, which needs cloudpickle or dill")
         return NotImplemented
+
+
+class _Strict:
+    """In front of dill, which only warns where it saves a class by a name that nobody will find."""
+
+    def dump(self, thing):
+        dill = sys.modules["dill"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", dill.PicklingWarning)
+            return super().dump(thing)
 
 
 def _is_found(function):
@@ -89,6 +102,11 @@ class _Simple:
             if getattr(thing, "__annotate__", None) is not None:
                 state["__annotate__"] = thing.__annotate__
             return new_class, (thing.__name__, thing.__bases__, thing.__qualname__), state, None, None, set_class
+        if kind.__module__ == "dataclasses" and kind.__name__ in _MARKS:
+            # They are compared by identity.
+            return getattr, (sys.modules["dataclasses"], _MARKS[kind.__name__] or thing.name)
+        if kind in (types.GetSetDescriptorType, types.MemberDescriptorType):
+            return new_descriptor, (thing.__objclass__, thing.__name__)
         if kind is types.MappingProxyType:
             return new_proxy, (dict(thing),)
         if isinstance(thing, enum.EnumMeta) and thing.__module__ == "__main__":
@@ -229,6 +247,10 @@ def new_class(name, bases, qualname):
 def set_class(kind, state):
     for name, value in state.items():
         setattr(kind, name, value)
+
+
+def new_descriptor(kind, name):
+    return vars(kind)[name]
 
 
 def new_proxy(mapping):
