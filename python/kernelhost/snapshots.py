@@ -165,13 +165,16 @@ class _Writer:
         self.pickler = self.make(self.switch, namespace)
 
     def write(self, value):
-        """Raises what pickling raises, and then nothing of the value is left, neither in the file nor in the memo."""
+        """Raises what pickling raises, and then nothing of the value is left, neither in the file nor in the memo.
+
+        Not after an interrupt: then nothing else is written either, and nobody should wait for that.
+        """
         mark = self.sink.mark()
         # The list has its number before anything of the value has one.
         holder = [value]
         try:
             self.pickler.dump(holder)
-        except BaseException:
+        except (Exception, SystemExit):
             self._forget(holder)
             self.sink.go_back(mark)
             raise
