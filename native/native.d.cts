@@ -178,6 +178,8 @@ export interface KernelOptions {
   /** The exact environment. */
   environment: Array<EnvironmentVariable>
   init: string | null
+  /** The path of a snapshot that every life loads before its first cell. */
+  restoreFrom: string | null
   startTimeoutMs: number
   interruptGraceMs: number
   stuck: Stuck

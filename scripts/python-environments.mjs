@@ -2,7 +2,8 @@
 //
 //   .venv/3.13-ipython   IPython and, where there is a wheel, numpy
 //   .venv/3.13-plain     nothing installed
-//   .venv/3.14-libraries of the main Python only: IPython and what shows things in it, in versions that are known
+//   .venv/3.14-libraries of the main Python only: IPython, what shows things in it, and cloudpickle, in versions that are known
+//   .venv/dill           dill alone, a folder for PYTHONPATH: where there is cloudpickle too, dill is not used
 //   .venv/tools          ruff
 //   .venv/uv             uv itself, when PATH has none
 
@@ -20,7 +21,9 @@ const LIBRARIES = [
   'rich==15.0.0',
   'nbformat==5.11.1',
   'ipywidgets==8.1.9',
+  'cloudpickle==3.1.3',
 ];
+const DILL = 'dill==0.4.1';
 /** Raised when what is installed changes, so that environments made before are made again. */
 const RECIPE = '1';
 
@@ -53,6 +56,7 @@ export function environmentsOf({ version }) {
     ipython: at('.venv', `${version}-ipython`, 'bin', 'python'),
     plain: at('.venv', `${version}-plain`, 'bin', 'python'),
     libraries: at('.venv', `${version}-libraries`, 'bin', 'python'),
+    dill: at('.venv', 'dill'),
   };
 }
 
@@ -91,6 +95,26 @@ export async function prepareEnvironments(pythons) {
     markDone(step, input);
   }
   await prepareLibraries(mainPython(pythons));
+  await prepareDill(mainPython(pythons));
+}
+
+/** It is Python only, so that one folder serves every version. */
+async function prepareDill(python) {
+  const { plain, dill } = environmentsOf(python);
+  if (isDone('dill', DILL) && existsSync(dill)) return;
+  say('• dill: installing');
+  rmSync(dill, { recursive: true, force: true });
+  await must('Installing dill', await findUv(), [
+    'pip',
+    'install',
+    '--quiet',
+    '--python',
+    plain,
+    '--target',
+    dill,
+    DILL,
+  ]);
+  markDone('dill', DILL);
 }
 
 /** Where a library has no wheel for this Python, the tests that need it are skipped; but not where all is to be tested. */

@@ -14,7 +14,7 @@
 // core files and the Python suite are about it. __test__/package has its own command, because it packs and installs.
 //
 // With paths, only these test files run, on the main Python. KERNELHOST_TEST_PYTHON, KERNELHOST_TEST_PYTHON_PLAIN
-// and KERNELHOST_TEST_PYTHON_LIBRARIES tell the tests which interpreters to use.
+// and KERNELHOST_TEST_PYTHON_LIBRARIES tell the tests which interpreters to use, KERNELHOST_TEST_DILL where dill is.
 
 import { existsSync, readdirSync } from 'node:fs';
 import { join, relative } from 'node:path';
@@ -56,10 +56,11 @@ main(async () => {
 });
 
 function pythonEnvironment(python) {
-  const { ipython, plain, libraries } = environmentsOf(python);
+  const { ipython, plain, libraries, dill } = environmentsOf(python);
   return {
     KERNELHOST_TEST_PYTHON: ipython,
     KERNELHOST_TEST_PYTHON_PLAIN: plain,
+    KERNELHOST_TEST_DILL: dill,
     ...(existsSync(libraries) ? { KERNELHOST_TEST_PYTHON_LIBRARIES: libraries } : {}),
   };
 }

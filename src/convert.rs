@@ -70,6 +70,7 @@ impl From<dto::KernelOptions> for options::KernelOptions {
             cwd: from.cwd,
             environment: environment(from.environment),
             init: from.init,
+            restore_from: from.restore_from,
             start_timeout: from_ms(from.start_timeout_ms),
             interrupt_grace: from_ms(from.interrupt_grace_ms),
             stuck: match from.stuck {

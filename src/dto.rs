@@ -57,6 +57,8 @@ pub struct KernelOptions {
     /// The exact environment.
     pub environment: Vec<EnvironmentVariable>,
     pub init: Option<String>,
+    /// The path of a snapshot that every life loads before its first cell.
+    pub restore_from: Option<String>,
     pub start_timeout_ms: f64,
     pub interrupt_grace_ms: f64,
     pub stuck: Stuck,

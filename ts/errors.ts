@@ -88,6 +88,32 @@ export class InvalidOptionError extends KernelHostError {
   }
 }
 
+export type SnapshotFailure =
+  | 'missing'
+  | 'not-a-file'
+  | 'unreadable'
+  | 'empty'
+  | 'not-a-snapshot'
+  | 'version'
+  | 'cut-short'
+  | 'damaged'
+  | 'not-writable'
+  | 'disk-full'
+  | 'timed-out'
+  | 'interrupted'
+  | 'stopped'
+  | 'failed';
+
+/** A snapshot was not written, or not loaded. */
+export class SnapshotError extends KernelHostError {
+  readonly reason: SnapshotFailure;
+
+  constructor(reason: SnapshotFailure, message: string, options?: ErrorOptions) {
+    super('ERR_SNAPSHOT', message, options);
+    this.reason = reason;
+  }
+}
+
 /** This platform has no addon. */
 export class UnsupportedPlatformError extends KernelHostError {
   constructor(message: string, options?: ErrorOptions) {
@@ -103,6 +129,7 @@ const classes = {
   KernelClosedError,
   KernelAbsentError,
   InvalidOptionError,
+  SnapshotError,
   UnsupportedPlatformError,
 };
 

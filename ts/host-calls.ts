@@ -118,7 +118,8 @@ export class HostCalls {
   #handler(name: string): HostCallHandler {
     const handler = this.#handlers.onCall.get(name);
     if (handler !== undefined) return handler;
-    const known = [...this.#handlers.onCall.keys()].join(', ');
+    // What begins with a NUL is the host's own.
+    const known = [...this.#handlers.onCall.keys()].filter((each) => !each.startsWith('\0')).join(', ');
     const has = known === '' ? 'it has none' : `it has ${known}`;
     throw new ReferenceError(`the daemon has no function "${name}" for this kernel; ${has}`);
   }

@@ -11,6 +11,8 @@ export {
   KernelDiedError,
   KernelHostError,
   KernelStartError,
+  SnapshotError,
+  type SnapshotFailure,
   UnsupportedPlatformError,
 } from './errors.ts';
 export type { ExitCause, ExitReason, ExitStatus, LeftoverProcess, Leftovers } from './exit-reason.ts';
@@ -40,4 +42,5 @@ export type {
 } from './options.ts';
 export type { Completeness, Completion, Inspection } from './queries.ts';
 export type { CellResult, Display, Life, MimeBundle, Output, Recovered } from './result.ts';
+export type { SaveOptions, SaveTo, SnapshotReport } from './snapshots.ts';
 export type { CellStream } from './stream.ts';

@@ -96,7 +96,7 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
   /** `options`: all of them, so that a fork of it can change some. */
   #make(
     options: KernelOptions,
-    { native, handlers, notebookBytes }: ReturnType<typeof readKernelOptions>,
+    { native, handlers, notebookBytes, restoreFrom, saveTo }: ReturnType<typeof readKernelOptions>,
     begin: (number: number, native: NativeKernelOptions) => NativeKernel,
   ): Kernel {
     const number = ++this.#lastKernel;
@@ -117,6 +117,9 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
           this.#native.fork(ours, number, native, read.thawing),
         );
       },
+      restoreFrom,
+      saveTo,
+      warn: (warning) => this.#warn(kernel, warning),
       listen: (given) => {
         handle = given;
       },
@@ -158,6 +161,8 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
   }
 
   async #close(graceMs: number): Promise<void> {
+    const saving = this.kernels.map((kernel) => kernel.finishSaving()).filter((each) => each !== null);
+    if (saving.length > 0) await Promise.all(saving);
     const { reply } = this.#dispatcher.ask((request) => this.#native.close(request, graceMs));
     const settled = await reply;
     this.#monitor?.close();
@@ -182,8 +187,12 @@ export class KernelHost extends EventEmitter<KernelHostEvents> {
     }
     const { kernel, code, message } = event;
     const member = kernel === null ? undefined : this.#members.get(kernel);
-    if (member !== undefined) attempt(() => member.kernel.emit('warning', { code, message }));
-    this.emit('warning', { code, message });
+    this.#warn(member?.kernel, { code, message });
+  }
+
+  #warn(kernel: Kernel | undefined, warning: Warning): void {
+    if (kernel !== undefined) attempt(() => kernel.emit('warning', warning));
+    attempt(() => this.emit('warning', warning));
   }
 }
 

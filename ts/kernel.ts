@@ -5,6 +5,7 @@
  */
 
 import { EventEmitter } from 'node:events';
+import { AutoSave, type AutoSaveTarget } from './auto-save.ts';
 import { CellHistory } from './cell-history.ts';
 import { type Checkpoint, Checkpoints } from './checkpoints.ts';
 import { Credit } from './credit.ts';
@@ -18,7 +19,7 @@ import {
   traceStart,
 } from './diagnostics.ts';
 import type { Dispatcher, KernelEvent, OutputSink } from './dispatcher.ts';
-import { InvalidOptionError, KernelHostError, KernelStartError } from './errors.ts';
+import { InvalidOptionError, KernelClosedError, KernelHostError, KernelStartError } from './errors.ts';
 import { type ExitReason, toExitReason } from './exit-reason.ts';
 import { expectReply, type ReplyOf } from './failure.ts';
 import { type Handlers, HostCalls } from './host-calls.ts';
@@ -35,6 +36,8 @@ import {
   readClose,
   readDetail,
   readPlace,
+  readSave,
+  readSnapshotPath,
   readStart,
   type StartOptions,
 } from './options.ts';
@@ -49,8 +52,17 @@ import {
   toCompletion,
   toInspection,
 } from './queries.ts';
-import { type CellResult, type Life, type Output, toCellResult, toLife, toOutput } from './result.ts';
+import { type CellResult, type Life, type Output, type Recovered, toCellResult, toLife, toOutput } from './result.ts';
 import { signalNumber } from './signals.ts';
+import {
+  loadCell,
+  reportIn,
+  type SaveLimits,
+  type SaveOptions,
+  type SnapshotReport,
+  saveCell,
+  toSnapshotReport,
+} from './snapshots.ts';
 import { type CellStream, OutputStream } from './stream.ts';
 
 export type KernelState = 'absent' | 'starting' | 'idle' | 'running' | 'ending' | 'closed';
@@ -97,11 +109,18 @@ export interface KernelParts {
   notebookBytes: number;
   /** Makes a kernel whose first life is a copy of this one's. */
   fork(options: KernelOptions): Kernel;
+  /** The snapshot that its lives load, and where they are saved. */
+  restoreFrom: string | null;
+  saveTo: AutoSaveTarget | null;
+  warn(warning: Warning): void;
   /** Takes what the kernel does with its events. */
   listen(handle: (event: KernelEvent) => void): void;
   /** Called once, when the kernel is closed. */
   closed(): void;
 }
+
+/** What Python asks while a kernel saves itself. No user's function can have the name. */
+const MAY_GO_ON = '\0may-go-on';
 
 export class Kernel extends EventEmitter<KernelEvents> {
   readonly id: string;
@@ -114,6 +133,12 @@ export class Kernel extends EventEmitter<KernelEvents> {
   readonly #hostCalls: HostCalls;
   readonly #calls: Calls | null;
   readonly #history: CellHistory | null;
+  readonly #autoSave: AutoSave | null;
+  readonly #restoreFrom: string | null;
+  readonly #warn: KernelParts['warn'];
+  #restored: SnapshotReport | null = null;
+  /** Came with the result of a silent cell of our own, and belongs to the next one of the user's. */
+  #recovered: Recovered | null = null;
   #lastExit: ExitReason | null = null;
   #lastExitAt = new Date(0);
   /** The newest life that `started` has told of. */
@@ -141,7 +166,10 @@ export class Kernel extends EventEmitter<KernelEvents> {
     this.#credit = new Credit((bytes) => {
       if (!this.#dispatcher.ended) this.#native.credit(bytes);
     });
-    this.#hostCalls = new HostCalls(this, parts.handlers, (call, header, bytes) => {
+    this.#warn = parts.warn;
+    this.#restoreFrom = parts.restoreFrom;
+    this.#autoSave = parts.saveTo === null ? null : this.#makeAutoSave(parts.saveTo);
+    this.#hostCalls = new HostCalls(this, this.#withOurs(parts.handlers), (call, header, bytes) => {
       if (!this.#dispatcher.ended) this.#native.returned(call, header, bytes);
     });
     parts.listen((event) => this.#handle(event));
@@ -162,6 +190,16 @@ export class Kernel extends EventEmitter<KernelEvents> {
 
   get lastExit(): ExitReason | null {
     return this.#lastExit;
+  }
+
+  /** What the life has loaded from `restoreFrom`; null where it has loaded nothing. */
+  get restored(): SnapshotReport | null {
+    return this.#restored;
+  }
+
+  /** The newest save that the kernel has made by itself (`saveTo`). */
+  get lastSave(): SnapshotReport | null {
+    return this.#autoSave?.lastReport ?? null;
   }
 
   /** Resolves with the life that answers next: the one there is, or a new one. */
@@ -298,6 +336,17 @@ export class Kernel extends EventEmitter<KernelEvents> {
     return toCompleteness(await this.#query({ kind: 'is-complete', code }));
   }
 
+  /** Writes the variables to a file, by value. What cannot be saved is told in `skipped`. Waits for its turn, as a cell. */
+  async save(path: string, options: SaveOptions = {}): Promise<SnapshotReport> {
+    const read = readSave(path, options);
+    return this.#snapshot(saveCell(read.path, read.limits));
+  }
+
+  /** Sets the variables of a file that `save()` wrote. Runs code that the file names: load only what you trust. */
+  async load(path: string): Promise<SnapshotReport> {
+    return this.#snapshot(loadCell(readSnapshotPath(path)));
+  }
+
   async usage(): Promise<Usage> {
     const { reply } = this.#dispatcher.ask((request) => this.#native.usage(request));
     return this.#expect(await reply, 'usage').usage;
@@ -326,6 +375,12 @@ export class Kernel extends EventEmitter<KernelEvents> {
     };
   }
 
+  /** @internal The last save by itself, before the end; null where there is none. */
+  finishSaving(): Promise<void> | null {
+    if (this.#autoSave === null || this.#dispatcher.ended) return null;
+    return this.#autoSave.finish().finally(this.#dispatcher.hold());
+  }
+
   /** @internal `usage()` for a monitor, which holds nothing open; null where there is no life. */
   async measure(): Promise<Usage | null> {
     if (this.#dispatcher.ended) return null;
@@ -347,8 +402,64 @@ export class Kernel extends EventEmitter<KernelEvents> {
     return this.#expect(await reply, 'answer').json;
   }
 
+  async #snapshot(code: string): Promise<SnapshotReport> {
+    const run = this.#run(readCell(code, { silent: true }), null);
+    return this.#snapshotReport(run, await run.reply);
+  }
+
+  #snapshotReport(run: Pick<Run, 'trace'>, reply: NativeReply): SnapshotReport {
+    const result = this.#cellResult(run, reply, this.#life, undefined);
+    this.#recovered = result.recovered;
+    return toSnapshotReport(result);
+  }
+
+  #makeAutoSave(target: AutoSaveTarget): AutoSave {
+    return new AutoSave({
+      target,
+      isIdle: () => this.state === 'idle',
+      save: (limits) => this.#saveByItself(target.path, limits),
+      warn: (message) => this.#warn({ code: 'WARN_AUTOSAVE', message: `Kernel "${this.id}": ${message}` }),
+    });
+  }
+
+  /** Neither holds the event loop open nor counts as a cell. */
+  async #saveByItself(path: string, limits: SaveLimits): Promise<SnapshotReport> {
+    const { request: cell } = readCell(saveCell(path, limits, { pid: this.pid, ask: MAY_GO_ON }), { silent: true });
+    const { reply } = this.#dispatcher.ask(
+      (request) => this.#native.execute(request, { ...cell, stream: false }),
+      null,
+      false,
+    );
+    return this.#snapshotReport({ trace: null }, await reply);
+  }
+
+  #withOurs(handlers: Handlers): Handlers {
+    const autoSave = this.#autoSave;
+    if (autoSave === null) return handlers;
+    return { ...handlers, onCall: new Map([...handlers.onCall, [MAY_GO_ON, autoSave.mayGoOn]]) };
+  }
+
+  /** What a life tells of `restoreFrom`, before its first cell. */
+  #noteRestored(report: NonNullable<ReturnType<typeof reportIn>>): void {
+    const isFailed = report instanceof Error;
+    const isLost = isFailed && report.reason !== 'missing';
+    const isHeld = isLost && this.#autoSave?.path === this.#restoreFrom;
+    this.#autoSave?.hold(isHeld);
+    this.#restored = isFailed ? null : report;
+    if (isLost) {
+      const kept = isHeld ? ' The file is kept as it is: this life is not saved there.' : '';
+      const message = `Kernel "${this.id}" began without its snapshot: ${report.message}.${kept}`;
+      this.#warn({ code: 'WARN_RESTORE', message });
+    } else if (!isFailed && report.skipped.length > 0) {
+      const lost = report.skipped.slice(0, 20).map(({ name, why }) => `${name} (${why})`);
+      const message = `Kernel "${this.id}" began without some of its snapshot: ${lost.join('; ')}`;
+      this.#warn({ code: 'WARN_RESTORE', message });
+    }
+  }
+
   #run(cell: Cell, sink: OutputSink | null): Run {
     this.#hostCalls.mayRun();
+    if (this.#autoSave?.isClosing === true) throw new KernelClosedError(`Kernel "${this.id}" has been closed.`);
     this.#watchStarts();
     const trace = traceExecute(this, cell.request);
     const ask = () =>
@@ -357,6 +468,11 @@ export class Kernel extends EventEmitter<KernelEvents> {
         sink,
       );
     const { request, reply } = trace === null ? ask() : trace.begin(ask);
+    if (this.#autoSave !== null) {
+      const autoSave = this.#autoSave;
+      autoSave.cellBegan();
+      void reply.then(() => autoSave.cellEnded());
+    }
     const over = this.#hostCalls.began(request);
     if (over !== null) void reply.then(over);
     if (this.#history !== null && !cell.request.silent) {
@@ -399,6 +515,9 @@ export class Kernel extends EventEmitter<KernelEvents> {
 
   async #close(graceMs: number): Promise<void> {
     if (this.#dispatcher.ended) return;
+    const saving = this.finishSaving();
+    // Without one, nothing that is asked of the kernel after the close may come before it.
+    if (saving !== null) await saving;
     const { reply } = this.#dispatcher.ask((request) => this.#native.close(request, graceMs));
     const settled = await reply;
     this.#closed();
@@ -407,11 +526,18 @@ export class Kernel extends EventEmitter<KernelEvents> {
     this.#expect(settled, 'done');
   }
 
-  #cellResult({ trace }: Run, reply: NativeReply, life: Life | null, signal: AbortSignal | undefined): CellResult {
+  #cellResult(
+    { trace }: Pick<Run, 'trace'>,
+    reply: NativeReply,
+    life: Life | null,
+    signal: AbortSignal | undefined,
+  ): CellResult {
     try {
       const { cell } = this.#expect(reply, 'cell', signal, life);
       if (life === null) throw new KernelHostError('ERR_INTERNAL', 'bug in kernelhost: a result came before its life');
       const result = toCellResult(cell, life);
+      result.recovered ??= this.#recovered;
+      this.#recovered = null;
       trace?.done(result);
       return result;
     } catch (error) {
@@ -458,6 +584,7 @@ export class Kernel extends EventEmitter<KernelEvents> {
         this.#life = toLife(event.life);
         this.#lifeBegan = performance.now();
         this.#calls?.lifeStarted();
+        this.#restored = null;
         this.#launch?.done(this.#life);
         this.#launch = null;
         this.emit('start', this.#life);
@@ -466,6 +593,7 @@ export class Kernel extends EventEmitter<KernelEvents> {
         const exit = toExitReason(event.exit);
         this.#noteExit(exit);
         this.#lastExit = exit;
+        this.#autoSave?.lifeEnded();
         publishExit(this, exit);
         this.emit('exit', exit);
         break;
@@ -474,9 +602,13 @@ export class Kernel extends EventEmitter<KernelEvents> {
         this.#traceLaunch(event.state as KernelState);
         this.emit('state', event.state as KernelState);
         break;
-      case 'output':
-        this.emit('output', toOutput(event.output));
+      case 'output': {
+        const output = toOutput(event.output);
+        const report = output.kind === 'display' && this.#restoreFrom !== null ? reportIn(output.display) : null;
+        if (report === null) this.emit('output', output);
+        else this.#noteRestored(report);
         break;
+      }
       case 'call':
         this.#hostCalls.made(event);
         break;
@@ -512,7 +644,8 @@ export class Kernel extends EventEmitter<KernelEvents> {
   #watch(wanted: Partial<Record<'output' | 'state', boolean>>): void {
     if (this.#dispatcher.ended) return;
     this.#native.watch(
-      wanted.output ?? this.listenerCount('output') > 0,
+      // The report on `restoreFrom` comes between cells.
+      wanted.output ?? (this.#restoreFrom !== null || this.listenerCount('output') > 0),
       wanted.state ?? (this.#startsWatched || this.listenerCount('state') > 0),
     );
   }

@@ -6,6 +6,7 @@
  */
 
 import { resolve } from 'node:path';
+import type { AutoSaveTarget } from './auto-save.ts';
 import { kernelEnvironment } from './environment.ts';
 import { InvalidOptionError } from './errors.ts';
 import type { Handlers, HostCallHandler, InputHandler } from './host-calls.ts';
@@ -20,6 +21,7 @@ import {
   runtimeDirectory,
 } from './native.ts';
 import type { Output } from './result.ts';
+import type { SaveLimits, SaveOptions, SaveTo } from './snapshots.ts';
 
 export interface KernelHostOptions {
   /** Interpreter. Default: KERNELHOST_PYTHON, the active virtual environment, `python3` on PATH. */
@@ -47,6 +49,13 @@ export interface KernelOptions {
   inheritEnv?: 'all' | readonly string[] | undefined;
   /** Run silently at the start of every life, before any cell. A failure is a start failure. */
   init?: string | undefined;
+  /**
+   * A snapshot that every life loads, after `init` and before any cell. That there is none is no trouble; one that cannot be
+   * loaded is a `warning` (WARN_RESTORE). Loading is code execution: name only a file that nobody else could write.
+   */
+  restoreFrom?: string | undefined;
+  /** Where the kernel saves its variables by itself: after cells, while it is idle, and when it is closed. Not in `defaults`. */
+  saveTo?: string | SaveTo | undefined;
   /** Default 30 000. */
   startTimeoutMs?: number | undefined;
   /** Interrupt, wait this long, interrupt again, wait this long, then `stuck` decides. Default 2 000. */
@@ -128,6 +137,7 @@ const DEFAULT_CHECKPOINT_BYTES = 1024 * 1024 * 1024;
 const DEFAULT_NOTEBOOK_BYTES = 1024 * 1024;
 const DEFAULT_OOM_SCORE_ADJ = 500;
 const DEFAULT_CLOSE_GRACE_MS = 2_000;
+const DEFAULT_SAVE_INTERVAL_MS = 10_000;
 
 /** The longest time Node's own timers take; about 24 days. */
 const MAX_TIME_MS = 2 ** 31 - 1;
@@ -201,7 +211,13 @@ export function readKernelOptions(
   options: KernelOptions,
   defaults: KernelOptions,
   daemon: NodeJS.ProcessEnv,
-): { native: Omit<NativeKernelOptions, 'id'>; handlers: Handlers; notebookBytes: number } {
+): {
+  native: Omit<NativeKernelOptions, 'id'>;
+  handlers: Handlers;
+  notebookBytes: number;
+  restoreFrom: string | null;
+  saveTo: AutoSaveTarget | null;
+} {
   const read = new Reader(
     path,
     options,
@@ -210,6 +226,8 @@ export function readKernelOptions(
       'env',
       'inheritEnv',
       'init',
+      'restoreFrom',
+      'saveTo',
       'startTimeoutMs',
       'interruptGraceMs',
       'stuck',
@@ -225,6 +243,16 @@ export function readKernelOptions(
     defaults,
   );
   const cwd = read.text('cwd', { empty: false, path: true });
+  const init = read.text('init');
+  const given = read.text('restoreFrom', { empty: false, path: true });
+  const restoreFrom = given === undefined ? null : resolve(given);
+  const saveTo = read.value('saveTo') === undefined ? null : readSaveTo(read.path('saveTo'), read.value('saveTo'));
+  if (saveTo !== null && path === 'defaults') {
+    throw new InvalidOptionError(
+      'defaults.saveTo',
+      'defaults.saveTo: give it to each kernel, because a file is of one',
+    );
+  }
   const handlers = {
     onCall: read.functions('onCall'),
     onInput: read.callback('onInput') as InputHandler | undefined,
@@ -232,7 +260,8 @@ export function readKernelOptions(
   const native = {
     cwd: cwd === undefined ? workingDirectory() : resolve(cwd),
     environment: kernelEnvironment({ env: read.variables('env'), inheritEnv: read.inheritEnv() }, daemon),
-    init: read.text('init') ?? null,
+    init: init ?? null,
+    restoreFrom,
     startTimeoutMs: read.time('startTimeoutMs', { least: 1 }) ?? DEFAULT_START_TIMEOUT_MS,
     interruptGraceMs: read.time('interruptGraceMs') ?? DEFAULT_INTERRUPT_GRACE_MS,
     stuck: read.choice('stuck', ['end', 'wait'] as const, 'end'),
@@ -245,7 +274,40 @@ export function readKernelOptions(
     answersInput: handlers.onInput !== undefined,
   };
   const notebookBytes = read.integer('notebookBytes', 0, Number.MAX_SAFE_INTEGER) ?? DEFAULT_NOTEBOOK_BYTES;
-  return { native, handlers, notebookBytes };
+  return { native, handlers, notebookBytes, restoreFrom, saveTo };
+}
+
+function readSaveTo(path: string, saveTo: unknown): AutoSaveTarget {
+  const options = typeof saveTo === 'string' ? { path: saveTo } : (saveTo as object);
+  const read = new Reader(path, options, ['path', 'intervalMs', ...SAVE_LIMITS]);
+  const file = read.text('path', { empty: false, path: true });
+  if (file === undefined) throw invalid(read.path('path'), file, 'the path of a file');
+  return {
+    path: resolve(file),
+    intervalMs: read.time('intervalMs') ?? DEFAULT_SAVE_INTERVAL_MS,
+    limits: readSaveLimits(read),
+  };
+}
+
+const SAVE_LIMITS = ['maxVariableBytes', 'maxBytes', 'timeoutMs'] as const;
+
+function readSaveLimits(read: Reader): SaveLimits {
+  return {
+    maxVariableBytes: read.integer('maxVariableBytes', 0, Number.MAX_SAFE_INTEGER) ?? null,
+    maxBytes: read.integer('maxBytes', 0, Number.MAX_SAFE_INTEGER) ?? null,
+    timeoutMs: read.time('timeoutMs') ?? null,
+  };
+}
+
+export function readSave(path: string, options: SaveOptions): { path: string; limits: SaveLimits } {
+  return { path: readSnapshotPath(path), limits: readSaveLimits(new Reader('', options, SAVE_LIMITS)) };
+}
+
+export function readSnapshotPath(path: string): string {
+  if (typeof path !== 'string' || path === '' || path.includes('\0')) {
+    throw invalid('path', path, 'the path of a file: not empty, without NUL characters');
+  }
+  return resolve(path);
 }
 
 /** What a copy of a kernel's life is to be, over what that kernel is. `environment`: of that kernel's own lives. */
@@ -260,7 +322,8 @@ export function readForkOptions(
     );
   }
   const environment = Object.fromEntries(original.environment.map(({ name, value }) => [name, value]));
-  const base = { ...original.options, env: undefined, inheritEnv: 'all' } as const;
+  // A file is of one kernel.
+  const base = { ...original.options, env: undefined, inheritEnv: 'all', saveTo: undefined } as const;
   const read = readKernelOptions('', options, base, environment);
   const changes = Object.entries(options.env ?? {});
   return {

@@ -17,6 +17,7 @@ export {
   processStat,
 } from './processes.ts';
 export {
+  dillForTests,
   hasModule,
   lacksLibraries,
   librariesPythonForTests,

@@ -12,9 +12,14 @@ export function plainPythonForTests(): string {
   return process.env.KERNELHOST_TEST_PYTHON_PLAIN ?? pythonForTests();
 }
 
-/** An interpreter with IPython, matplotlib, pandas, tqdm, rich, nbformat and ipywidgets; null where there is none. */
+/** An interpreter with IPython, matplotlib, pandas, tqdm, rich, nbformat, ipywidgets and cloudpickle; null where there is none. */
 export function librariesPythonForTests(): string | null {
   return process.env.KERNELHOST_TEST_PYTHON_LIBRARIES ?? null;
+}
+
+/** A folder for PYTHONPATH that has dill; null where there is none. */
+export function dillForTests(): string | null {
+  return process.env.KERNELHOST_TEST_DILL ?? null;
 }
 
 /** Why a test that needs these libraries is skipped, or false. */

@@ -72,6 +72,8 @@ class Life:
         self.name = None
         # The processes between it and its copies, until they are reaped.
         self.between = []
+        # The report of the snapshot that this life began with.
+        self.restored = None
 
     # The start
 
@@ -95,6 +97,8 @@ class Life:
                 return 1
             del configuration, shell
             self.outbox.send(wires.READY, 0, introduction(self.shell.name))
+            if self.restored is not None:
+                self._tell_restored()
             return self._serve()
         except wires.ProtocolError as error:
             wires.leave(error)
@@ -134,7 +138,7 @@ class Life:
         api.connect(self)
         self.interrupts.cover_system()
         set_limits(configuration.get("limits") or {})
-        self._run_init(configuration.get("init"))
+        self._run_init(configuration.get("init"), configuration.get("restoreFrom"))
 
     def settle(self, configuration):
         """Where it works, and what the daemon offers its cells."""
@@ -143,14 +147,30 @@ class Life:
         self.functions = tuple(configuration.get("functions") or ())
         self.answers_input = configuration.get("input") is True
 
-    def _run_init(self, init):
-        if init:
+    def _run_init(self, init, snapshot):
+        if init or snapshot:
             # From here on code of the user's runs, and it must not run twice.
             self.outbox.send(wires.INIT_BEGINS, 0, None)
+        if init:
             outcome = self.shell.run(init, True)
             self.leave_if_not_ours(outcome)
             if outcome.error is not None:
                 raise StartFailed("init", outcome.error)
+        if snapshot:
+            from . import snapshots
+
+            self.restored = snapshots.restore(snapshot)
+            self.leave_if_not_ours(None)
+
+    def _tell_restored(self):
+        """Now that this life can call the daemon and show things, which callbacks may want to."""
+        from . import snapshots
+
+        report, self.restored = self.restored, None
+        if "failed" not in report:
+            report["skipped"] += snapshots.tell_restored()
+        self.leave_if_not_ours(None)
+        self.outbox.display({snapshots.MIME: report})
 
     # Requests
 
@@ -187,7 +207,7 @@ class Life:
             failed = copies.thaw(self, payload)
             request = wires.object_of(payload)
             set_limits(request.get("limits") or {})
-            self._run_init(request.get("init"))
+            self._run_init(request.get("init"), None)
         except StartFailed as failure:
             self.outbox.send(wires.START_FAILED, 0, {"stage": failure.stage, "error": failure.error})
             os._exit(1)

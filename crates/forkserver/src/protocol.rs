@@ -46,6 +46,8 @@ pub struct Configuration<'a> {
     pub env: &'a [(String, String)],
     pub shell: Shell,
     pub init: Option<&'a str>,
+    /// The path of a snapshot that is loaded after `init`.
+    pub restore_from: Option<&'a str>,
     pub oom_score_adj: Option<i32>,
     /// Names that cells can call.
     pub functions: &'a [String],

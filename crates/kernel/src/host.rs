@@ -402,6 +402,7 @@ mod tests {
                 cwd: None,
                 environment: vec![("PATH".to_owned(), std::env::var("PATH").unwrap())],
                 init: None,
+                restore_from: None,
                 start_timeout: LIMIT,
                 interrupt_grace: Duration::from_secs(1),
                 stuck: Stuck::End,

@@ -372,6 +372,7 @@ fn configuration(request: &Request, environment: &[(String, String)]) -> Vec<u8>
         env: environment,
         shell: request.launcher.options.shell,
         init: kernel.init.as_deref(),
+        restore_from: kernel.restore_from.as_deref(),
         oom_score_adj: kernel.oom_score_adj,
         functions: &kernel.functions,
         input: kernel.answers_input,

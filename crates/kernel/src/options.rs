@@ -64,6 +64,8 @@ pub struct KernelOptions {
     /// The exact environment.
     pub environment: Vec<(String, String)>,
     pub init: Option<String>,
+    /// The path of a snapshot that every life loads before its first cell.
+    pub restore_from: Option<String>,
     pub start_timeout: Duration,
     pub interrupt_grace: Duration,
     pub stuck: Stuck,
