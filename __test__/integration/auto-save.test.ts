@@ -228,7 +228,6 @@ test('options: restoreFrom and saveTo are checked, and a file is of one kernel',
     assert.throws(() => host.kernel(options as KernelOptions), { code: 'ERR_INVALID_OPTION', option });
   wrong({ restoreFrom: '' }, 'restoreFrom');
   wrong({ restoreFrom: 'a\0b' }, 'restoreFrom');
-  wrong({ init: 'a\0b' }, 'init');
   wrong({ saveTo: '' }, 'saveTo.path');
   wrong({ saveTo: 3 }, 'saveTo');
   wrong({ saveTo: {} }, 'saveTo.path');

@@ -28,6 +28,14 @@ function frozen(host: KernelHost): number[] {
     .filter((pid) => comm(pid) === 'kernel-frozen');
 }
 
+/** Runs a cell, and resolves once the template has taken in the copy after it: only then the one before goes. */
+async function taken(host: KernelHost, kernel: Kernel): Promise<void> {
+  await until('a copy', () => frozen(host).length === 1);
+  const [before] = frozen(host);
+  await ok(kernel, 'None');
+  await until('another copy', () => frozen(host).length === 1 && frozen(host)[0] !== before);
+}
+
 function comm(pid: number): string {
   try {
     return readFileSync(`/proc/${pid}/comm`, 'utf8').trim();
@@ -358,12 +366,12 @@ for (const shell of ['ipython', 'plain'] as const) {
       const host = startHost(t, options());
       const kernel = host.kernel({ recovery: 'checkpoint' });
       await ok(kernel, 'x = 0');
-      await until('the copy is there', () => frozen(host).length === 1);
+      await taken(host, kernel);
       for (const pid of frozen(host)) process.kill(pid, 'SIGKILL');
       const warned = next(kernel, 'warning');
       await deathOf(kernel.execute('import os; os._exit(1)'));
       const { recovered, text } = await ok(kernel, '"x" in globals()');
-      assert.deepEqual([text, recovered?.state, recovered?.lostCells], ['False', 'fresh', 2]);
+      assert.deepEqual([text, recovered?.state, recovered?.lostCells], ['False', 'fresh', 3]);
       const [warning] = (await within('the warning', warned)) as [Warning];
       assert.equal(warning.code, 'WARN_CHECKPOINT_LOST');
       assert.match(warning.message, /was ended by SIGKILL/);
@@ -473,11 +481,7 @@ for (const shell of ['ipython', 'plain'] as const) {
       const host = startHost(t, options());
       const kernel = host.kernel({ recovery: 'checkpoint' });
       await ok(kernel, 'x = 1');
-      await until('a copy', () => frozen(host).length === 1);
-      const [first] = frozen(host);
-      await ok(kernel, '1');
-      // The first one goes once the template has taken in the second.
-      await until('another copy', () => frozen(host).length === 1 && frozen(host)[0] !== first);
+      await taken(host, kernel);
       const copy = await kernel.fork();
       const ended = next(host, 'template');
       process.kill(processStat(kernel.pid as number)?.parent as number, 'SIGKILL');
