@@ -170,3 +170,25 @@ eachWay('between cells SIGINT does nothing, and SIGTERM ends the kernel', async 
   assert.equal(exit.status.kind === 'signaled' && exit.status.signal, 'SIGTERM');
   assert.deepEqual([exit.cause, exit.cell], ['external-signal', null]);
 });
+
+eachWay(
+  'a copy has what its original has, where there is a template; a snapshot has it everywhere',
+  async (kernel, folder) => {
+    await kernel.execute('import asyncio\nx = [1]\nawait asyncio.sleep(0)');
+    const path = join(folder, 'state');
+    assert.ok((await kernel.save(path)).saved.includes('x'));
+    if ((await kernel.start()).launch === 'fork') {
+      const checkpoint = await kernel.checkpoint();
+      const copy = await kernel.fork();
+      assert.equal(await value(copy, 'x.append(2)\nawait asyncio.sleep(0.001)\nx'), '[1, 2]');
+      await kernel.execute('x = "overwritten"');
+      await kernel.rollback(checkpoint);
+      assert.equal(await value(kernel, 'await asyncio.sleep(0.001)\nx'), '[1]');
+    } else {
+      await assert.rejects(kernel.fork(), { code: 'ERR_COPY_REFUSED' });
+    }
+    await kernel.restart();
+    await kernel.load(path);
+    assert.equal(await value(kernel, 'x'), '[1]');
+  },
+);
