@@ -145,6 +145,38 @@ for (const shell of shells) {
     assert.doesNotMatch(background, /B/);
   });
 
+  test(`an interrupt while a fork runs its hooks comes once they are done, and none of them is cut short (${shell})`, async (t) => {
+    // Python swallows what a hook raises. A second interrupt after the grace would make up for one that is lost.
+    const kernel = startHost(t, { shell }).kernel({ interruptGraceMs: 60_000 });
+    const hooks = [
+      'import logging, os, time',
+      'slow, done = None, []',
+      'def hook(which):',
+      '    if which != slow: return',
+      '    print("ready", flush=True)',
+      '    time.sleep(0.3)',
+      '    done.append(which)',
+      'os.register_at_fork(before=lambda: hook("before"), after_in_parent=lambda: hook("after"))',
+    ];
+    await ok(kernel, hooks.join('\n'));
+    for (const which of ['before', 'after']) {
+      const code = [
+        `slow = "${which}"`,
+        'try:',
+        '    pid = os.fork()',
+        '    if pid == 0: os._exit(0)',
+        '    time.sleep(600)',
+        'finally: slow = None',
+      ];
+      const { result } = await begin(kernel, code.join('\n'));
+      await within(which, kernel.interrupt());
+      const { status, error, stderr } = await result;
+      assert.deepEqual([status, error?.name, stderr], ['interrupted', 'KeyboardInterrupt', ''], which);
+    }
+    assert.equal((await ok(kernel, 'done')).text, "['before', 'after']");
+    assert.equal(kernel.generation, 1);
+  });
+
   test(`C51: a process pool that felt the interrupt never holds its kernel up (${shell})`, async (t) => {
     const kernel = startHost(t, { shell }).kernel();
     await ok(kernel, 'from concurrent.futures import ProcessPoolExecutor\nimport time\npool = ProcessPoolExecutor(4)');

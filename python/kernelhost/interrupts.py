@@ -18,6 +18,8 @@ The decision is taken from the frames of the stack, not from a flag: there is no
 import _signal
 import os
 import time
+from _thread import get_ident
+from sys import _getframe
 
 from .jobs import start_clock
 
@@ -95,6 +97,7 @@ class Interrupts:
         self.again = False
         self.user_handler = None
         self.pid = os.getpid()
+        self.main = get_ident()
         # One bound method, so that it can be recognised by identity.
         self.handler = self._on_sigint
         _signal.signal(_signal.SIGINT, self.handler)
@@ -102,6 +105,7 @@ class Interrupts:
     def begin_anew(self):
         """In a copy of the process: its pipe is another one, and what came for the original is not for the copy."""
         os.set_blocking(self.fd, False)
+        self.main = get_ident()
         self.cell = self.early = self.pending = self.surplus = 0
 
     def begin(self, cell):
@@ -162,6 +166,28 @@ class Interrupts:
         system.__doc__ = original.__doc__
         os.system = system
 
+    def cover_forks(self):
+        """Python swallows what a hook of a fork raises, so that an interrupt would be lost, and perhaps a lock kept for
+        ever that the hook was about to give back. What comes meanwhile comes after the fork."""
+        for name in ("fork", "forkpty"):
+            setattr(os, name, self._covered(getattr(os, name)))
+
+    def _covered(self, original):
+        @wall
+        def with_its_hooks():
+            return original()
+
+        def fork():
+            made = with_its_hooks()
+            # Of a process that has just come to be the handler is another one, and other threads get no interrupts.
+            if self.pending and os.getpid() == self.pid and get_ident() == self.main and _place(_getframe()) == _USER:
+                self.check()
+            return made
+
+        fork.__name__ = fork.__qualname__ = original.__name__
+        fork.__doc__ = original.__doc__
+        return fork
+
     def _unread(self):
         import select
 
@@ -200,6 +226,9 @@ class Interrupts:
         return 0
 
     def _on_sigint(self, _signum, frame):
+        if os.getpid() != self.pid:
+            # A fork that has not got its own handler yet. The ids are its parent's.
+            return
         # A signal that comes while one is decided would find the ids read and the decision not yet taken.
         self.again = True
         if self.deciding:

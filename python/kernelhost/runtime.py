@@ -137,6 +137,7 @@ class Life:
         trackers.let_outlive()
         api.connect(self)
         self.interrupts.cover_system()
+        self.interrupts.cover_forks()
         set_limits(configuration.get("limits") or {})
         self._run_init(configuration.get("init"), configuration.get("restoreFrom"))
 
