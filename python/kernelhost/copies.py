@@ -203,7 +203,7 @@ def _fork(life, descriptors, marker):
         _close(descriptors)
         raise
     life.copying = True
-    _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
+    blocked = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
     try:
         pid = _quiet_fork()
         if pid == 0:
@@ -228,7 +228,8 @@ def _fork(life, descriptors, marker):
             raise _Refused("the system does not give it another process")
     finally:
         life.copying = False
-        _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+        # What a cell has blocked stays blocked, here and in the copy.
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, blocked)
         _close((*descriptors, there, tell) if tell >= 0 else (*descriptors, there))
     return False
 
