@@ -230,6 +230,7 @@ def _fork(life, descriptors, marker):
             raise _Refused("the system does not give it another process")
     finally:
         life.copying = False
+        # What a cell has blocked stays blocked, here and in the copy.
         _signal.pthread_sigmask(_signal.SIG_SETMASK, blocked)
         _close((*descriptors, there, tell) if tell >= 0 else (*descriptors, there))
     return False
