@@ -25,6 +25,7 @@ test('left-out options get their defaults', () => {
     cwd: process.cwd(),
     environment: [{ name: 'PATH', value: '/bin' }],
     init: null,
+    restoreFrom: null,
     startTimeoutMs: 30_000,
     interruptGraceMs: 2_000,
     stuck: 'end',
@@ -32,6 +33,7 @@ test('left-out options get their defaults', () => {
     oomScoreAdj: 500,
     limits: { memoryBytes: null, cpuSeconds: null, openFiles: null, processes: null },
     recovery: 'restart',
+    checkpointBytes: 2 ** 30,
     functions: [],
     answersInput: false,
   });

@@ -114,6 +114,7 @@ fn configuration(environment: &[(String, String)]) -> Vec<u8> {
         env: environment,
         shell: Shell::Plain,
         init: None,
+        restore_from: None,
         limits: kernelhost_forkserver::protocol::Rlimits::default(),
         oom_score_adj: None,
     })
