@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { setImmediate as turn } from 'node:timers/promises';
-import type { HostCallContext, HostCallHandler, Kernel, KernelOptions } from 'kernelhost';
+import type { CellStream, HostCallContext, HostCallHandler, Kernel, KernelOptions } from 'kernelhost';
 import { ok } from '../fixtures/forkserver-look.ts';
 import { hasModule, startHost, type TestContext, within } from '../helpers/index.ts';
 
@@ -14,18 +14,14 @@ function kernelOf(t: TestContext, onCall: Record<string, HostCallHandler>, optio
   return startHost(t, { shell: 'plain' }).kernel({ onCall, ...options });
 }
 
-/** A handler that tells when it is called and that returns, or fails, only when its signal is aborted. */
+/** A handler that tells when it is called and when its signal is aborted, and never returns. */
 function waitingHandler(): { handler: HostCallHandler; called: Promise<HostCallContext>; aborted: Promise<unknown> } {
   const called = Promise.withResolvers<HostCallContext>();
   const aborted = Promise.withResolvers<unknown>();
   const handler: HostCallHandler = (_, context) => {
     called.resolve(context);
-    return new Promise((_, reject) => {
-      context.signal.addEventListener('abort', () => {
-        aborted.resolve(context.signal.reason);
-        reject(context.signal.reason);
-      });
-    });
+    context.signal.addEventListener('abort', () => aborted.resolve(context.signal.reason));
+    return new Promise(() => {});
   };
   return { handler, called: called.promise, aborted: aborted.promise };
 }
@@ -107,6 +103,10 @@ for (const shell of shells) {
 
 test('C119: bytes go both ways as they are, 20 MB of them too', async (t) => {
   const kernel = kernelOf(t, {
+    swap: (args) => {
+      const { first, rest } = args as { first: Uint8Array; rest: Uint8Array[] };
+      return { first: rest[0], rest: [rest[1], first] };
+    },
     double: (args) => {
       const { name, data } = args as { name: string; data: Uint8Array };
       assert.ok(data instanceof Uint8Array);
@@ -122,6 +122,8 @@ small = kernelhost.call("double", {"name": "", "data": bytearray(b"abc")})
 len(data), answer["data"][0] == data, answer["data"][1], answer["none"], type(small["data"][0]).__name__
 `;
   assert.equal((await ok(kernel, code)).text, "(20000000, True, b'\\x00\\x01\\x02', b'', 'bytes')");
+  const swapped = 'kernelhost.call("swap", {"first": b"1", "rest": [b"22", memoryview(b"333")[::-1]]})';
+  assert.equal((await ok(kernel, swapped)).text, "{'first': b'22', 'rest': [b'333', b'1']}");
   assert.equal((await ok(kernel, 'kernelhost.call("large") == b"\\x07" * 20_000_000')).text, 'True');
   const { error } = await kernel.execute('kernelhost.call("double", {"name": "", "data": bytes(70_000_000)})');
   assert.equal(error?.name, 'ValueError');
@@ -247,19 +249,50 @@ for (const how of ['interrupt', 'abort', 'time limit'] as const) {
 
 test('a task that is cancelled aborts its handler alone', async (t) => {
   const { handler, called, aborted } = waitingHandler();
-  const kernel = kernelOf(t, { wait: handler, echo: (args) => args });
+  const goOn = Promise.withResolvers<string>();
+  let isOtherAborted: boolean | undefined;
+  const kernel = kernelOf(t, {
+    wait: handler,
+    other: async (_, { signal }) => {
+      const answer = await goOn.promise;
+      isOtherAborted = signal.aborted;
+      return answer;
+    },
+    echo: (args) => args,
+    release: async () => {
+      await aborted;
+      goOn.resolve('went on');
+    },
+  });
   const code = `
 import asyncio, kernelhost
 task = asyncio.create_task(kernelhost.acall("wait"))
+other = asyncio.create_task(kernelhost.acall("other"))
 print(await kernelhost.acall("echo", 1))
 task.cancel()
 try: await task
 except asyncio.CancelledError: print("cancelled")
-await kernelhost.acall("echo", 2)
+await kernelhost.acall("release")
+await other
 `;
   const result = await within('the cell', ok(kernel, code));
-  assert.deepEqual([result.stdout, result.text], ['1\ncancelled\n', '2']);
+  assert.deepEqual([result.stdout, result.text], ['1\ncancelled\n', "'went on'"]);
   await within('the call', called);
+  assert.equal(isOtherAborted, false);
+});
+
+test('an interrupt aborts the calls of its cell that threads go on waiting for', async (t) => {
+  const { handler, called, aborted } = waitingHandler();
+  const kernel = kernelOf(t, { wait: handler });
+  const code = [
+    'import kernelhost, threading, time',
+    'threading.Thread(target=kernelhost.call, args=("wait",), daemon=True).start()',
+    'time.sleep(600)',
+  ];
+  const cell = kernel.execute(code.join('\n'));
+  await within('the call', called);
+  await within('the interrupt', kernel.interrupt());
+  assert.equal((await cell).status, 'interrupted');
   await within('the abort', aborted);
 });
 
@@ -268,9 +301,13 @@ for (const end of ['crash', 'kill', 'restart', 'close'] as const) {
     const answer = Promise.withResolvers<string>();
     const called = Promise.withResolvers<HostCallContext>();
     const kernel = kernelOf(t, {
-      slow: (_, context) => {
+      slow: async (_, context) => {
         called.resolve(context);
-        return context.generation === 1 ? answer.promise : `of ${context.generation}`;
+        if (context.generation === 1) return answer.promise;
+        // Late enough to find somebody who waits under the same number.
+        answer.resolve('of 1');
+        await turn();
+        return `of ${context.generation}`;
       },
     });
     const cell = kernel.execute('import kernelhost, os, threading\nkernelhost.call("slow")');
@@ -285,7 +322,6 @@ for (const end of ['crash', 'kill', 'restart', 'close'] as const) {
     await assert.rejects(cell, { code: 'ERR_KERNEL_DIED' });
     if (end === 'close') return;
     const next = kernel.execute('import kernelhost\n[kernelhost.call("slow") for _ in range(3)]');
-    answer.resolve('of 1');
     assert.equal((await within('the next life', next)).text, "['of 2', 'of 2', 'of 2']");
   });
 }
@@ -312,7 +348,15 @@ test('a handler that runs a cell on the kernel that waits for it is told of the 
   const kernel: Kernel = host.kernel({
     onCall: {
       direct: async () => (await kernel.execute('1')).text,
-      streamed: async () => (await kernel.stream('1').result).text,
+      streamed: async () => {
+        let stream: CellStream;
+        try {
+          stream = kernel.stream('1');
+        } catch {
+          throw new Error('stream() threw, and did not leave it to the result');
+        }
+        return (await stream.result).text;
+      },
       around: async () => {
         const { error } = await other.execute('import kernelhost; kernelhost.call("back")');
         throw new Error(error?.value);

@@ -22,14 +22,14 @@ for (const shell of shells) {
       },
     });
     const code =
-      'from getpass import getpass\nimport getpass as module\n(input(), input("Name: "), getpass(), module.getpass("Key?"), input(5))';
-    assert.equal((await ok(kernel, code)).text, "('<>', '<Name: >', '<Password: >', '<Key?>', '<5>')");
+      'from getpass import getpass\nimport getpass as module\n(input(), input("Name: "), getpass(), module.getpass("Key?"), input(None))';
+    assert.equal((await ok(kernel, code)).text, "('<>', '<Name: >', '<Password: >', '<Key?>', '<None>')");
     assert.deepEqual(asked, [
       ['', false, false],
       ['Name: ', false, false],
       ['Password: ', true, false],
       ['Key?', true, false],
-      ['5', false, false],
+      ['None', false, false],
     ]);
   });
 

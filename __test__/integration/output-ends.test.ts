@@ -1,7 +1,7 @@
 /** Output at the edges of a cell and of a life: what was written is there, once, whatever came next. */
 
 import assert from 'node:assert/strict';
-import { mkdirSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { test } from 'node:test';
 import { type Kernel, KernelDiedError, type Output } from 'kernelhost';
@@ -166,8 +166,10 @@ test('C56: configuration of the user’s does not change where output goes', asy
   ]) {
     mkdirSync(join(home, profile), { recursive: true });
   }
-  const config =
-    'c = get_config()\nc.IPKernelApp.quiet = False\nc.IPKernelApp.capture_fd_output = True\nprint("read")\n';
+  // What is printed while a life starts is not seen as output, so a file tells whether anything of it was run.
+  const mark = join(home, 'was-read');
+  const tell = `print("read")\nopen(${JSON.stringify(mark)}, "w").close()\n`;
+  const config = `c = get_config()\nc.IPKernelApp.quiet = False\nc.IPKernelApp.capture_fd_output = True\n${tell}`;
   for (const file of [
     '.ipython/profile_default/ipython_config.py',
     '.ipython/profile_default/ipython_kernel_config.py',
@@ -175,11 +177,12 @@ test('C56: configuration of the user’s does not change where output goes', asy
   ]) {
     writeFileSync(join(home, file), config);
   }
-  writeFileSync(join(home, '.ipython/profile_default/startup/00-print.py'), 'print("read")\n');
+  writeFileSync(join(home, '.ipython/profile_default/startup/00-print.py'), tell);
   for (const launch of ['fork', 'spawn'] as const) {
     const env = { HOME: home, IPYTHONDIR: undefined, JUPYTER_CONFIG_DIR: undefined };
     const kernel = startHost(t, { launch }).kernel({ env, inheritEnv: 'all' });
     const result = await ok(kernel, 'import os\nos.write(1, b"once\\n"); print("twice")');
     assert.deepEqual([result.stdout, result.stderr], ['once\ntwice\n', '']);
+    assert.ok(!existsSync(mark), launch);
   }
 });

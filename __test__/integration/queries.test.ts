@@ -98,17 +98,22 @@ for (const shell of shells) {
 
   test(`C121: while a cell runs that awaits nothing, questions fail soon; afterwards they are answered at once (${shell})`, async (t) => {
     const kernel = kernelOf(t, shell);
-    await ok(kernel, 'import time\nsome_name = 1');
+    const looks = 'class Looked:\n    def __dir__(self):\n        looked.append(1)\n        return []';
+    await ok(kernel, `import time\nsome_name, looked = 1, []\n${looks}\nthing = Looked()`);
     const [cell] = await begin(kernel, 'time.sleep(600)');
-    const asked = Array.from({ length: 50 }, () => kernel.complete('some_na', 7));
-    for (const each of asked) {
-      await assert.rejects(within('the refusal', each), { code: 'ERR_KERNEL_BUSY', message: /a cell is running/ });
-    }
+    const refused = { code: 'ERR_KERNEL_BUSY', message: /a cell is running/ };
+    const asked = Array.from({ length: 50 }, (_, n) =>
+      kernel.complete(n === 0 ? 'thing.' : 'some_na', n === 0 ? 6 : 7),
+    );
+    for (const each of asked) await assert.rejects(within('the refusal', each), refused);
+    // Behind one that was given up nobody is kept waiting.
+    await assert.rejects(within('the refusal at once', kernel.complete('some_na', 7), 1_000), refused);
     await kernel.interrupt();
     await cell;
     const { matches } = await within('the answer', kernel.complete('some_na', 7));
     assert.ok(matches.length > 0);
     assert.equal(await kernel.isComplete('1'), 'complete');
+    assert.equal((await ok(kernel, 'looked')).text, '[]', 'what was given up is not looked up any more');
   });
 
   test(`C49: an interrupt ends a slow completion with an error, and the life goes on (${shell})`, async (t) => {
@@ -132,7 +137,8 @@ slow = Slow()
     completion.catch(() => {});
     await within('it looks', looking.promise);
     await kernel.interrupt();
-    await assert.rejects(within('the completion', completion), {
+    // Sooner than it would be interrupted by itself.
+    await assert.rejects(within('the completion', completion, 3_000), {
       code: 'ERR_QUERY_FAILED',
       message: /KeyboardInterrupt/,
     });
@@ -154,7 +160,10 @@ slow = Slow()
 test('a question needs a life, and starts none', async (t) => {
   const host = startHost(t, { shell: 'plain' });
   const kernel = host.kernel();
-  await assert.rejects(kernel.complete('x', 1), { code: 'ERR_KERNEL_ABSENT', message: /complete\(\).*start\(\)/ });
+  await assert.rejects(within('the answer', kernel.complete('x', 1)), {
+    code: 'ERR_KERNEL_ABSENT',
+    message: /complete\(\).*start\(\)/,
+  });
   assert.equal(kernel.state, 'absent');
   const start = kernel.start();
   assert.equal(await within('the start', kernel.isComplete('1')), 'complete');
