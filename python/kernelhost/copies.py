@@ -19,12 +19,16 @@ The original waits for the first fork only: the second one, and the end of the p
 import _signal
 import os
 import sys
+import time
 
 from . import api, failures, fresh, threads, wires
 from .jobs import Jobs
 
 _WIRES = 6
 _LOOK_AGAIN_MS = 50
+# How long a cell waits for a process between to be gone: it copies and frees the page tables of a large kernel.
+_SECONDS_BETWEEN = 0.2
+_LOOK_EVERY_SECONDS = 0.0002
 # How a frozen copy is called in lists of processes; 15 characters at most.
 _FROZEN_NAME = "kernel-frozen"
 _MARKER = "KERNELHOST_LIFE"
@@ -76,8 +80,6 @@ def thaw(life, payload):
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    import time
-
     time.tzset()
     life.settle(request)
     # Copies of one frozen copy must not draw the same.
@@ -236,11 +238,17 @@ def _fork(life, descriptors, marker):
     return False
 
 
-def reap(life):
-    """The processes between a life and its copies end a moment after these have begun. Does not wait for that."""
+def reap(life, wait):
+    """The processes between a life and its copies end a moment after these have begun.
+
+    With `wait` that moment is waited for, so that no cell finds children that it has not made.
+    """
+    deadline = time.monotonic() + (_SECONDS_BETWEEN if wait else 0)
     for pid in list(life.between):
         try:
-            if os.waitpid(pid, os.WNOHANG) == (0, 0):
+            while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+                time.sleep(_LOOK_EVERY_SECONDS)
+            if ended == (0, 0):
                 continue
         except ChildProcessError:
             # A cell has waited for any child, or has told the system to reap them by itself.

@@ -184,7 +184,7 @@ class Life:
                 os._exit(0)
             kind, number, payload = found
             if self.between:
-                copies.reap(self)
+                copies.reap(self, kind == wires.EXECUTE)
             if self.frozen and kind not in _TO_FROZEN:
                 raise wires.ProtocolError("a frozen copy runs nothing")
             if kind == wires.EXECUTE:
