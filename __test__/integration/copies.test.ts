@@ -1,11 +1,14 @@
 /** Copies of a kernel's life: forks, checkpoints, rollbacks, and the state that comes back after a death. */
 
 import assert from 'node:assert/strict';
+import { execFile } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, test } from 'node:test';
+import { promisify } from 'node:util';
 import { type CellResult, InvalidOptionError, type Kernel, type KernelHost, type Life, type Warning } from 'kernelhost';
 import { begin, deathOf, failureOf } from '../fixtures/endings-calls.ts';
+import { startNode } from '../fixtures/node-run.ts';
 import {
   allProcesses,
   isAlive,
@@ -13,6 +16,7 @@ import {
   next,
   plainPythonForTests,
   processStat,
+  pythonForTests,
   startHost,
   temporaryFolder,
   until,
@@ -604,4 +608,81 @@ test('C24: a handler that a cell of the old life waits for is aborted by a rollb
   assert.equal(signal.aborted, true);
   answer.resolve('late');
   assert.equal(await value(kernel, 'x'), '1');
+});
+
+for (const template of ['lives', 'is killed with it']) {
+  test(`a daemon that is killed takes its frozen copies and forks along (the template ${template})`, async (t) => {
+    const source = `
+      import { readFileSync } from 'node:fs';
+      import { KernelHost } from 'kernelhost';
+      const host = new KernelHost({ python: ${JSON.stringify(pythonForTests())}, launch: 'fork' });
+      const hold = setInterval(() => {}, 1_000);
+      const kernel = host.kernel({ recovery: 'checkpoint' });
+      await kernel.execute('x = 1');
+      await kernel.checkpoint();
+      const fork = await kernel.fork();
+      const { pid: template } = await host.warm();
+      const children = readFileSync('/proc/' + template + '/task/' + template + '/children', 'utf8').trim().split(' ').map(Number);
+      console.log(JSON.stringify({ daemon: process.pid, template, children }));
+      // One is under way when the end comes.
+      for (;;) await Promise.all([kernel.checkpoint(), fork.checkpoint()]);
+    `;
+    const { line } = startNode(t, source);
+    const { daemon, template: pid, children } = await line<{ daemon: number; template: number; children: number[] }>();
+    assert.ok(children.length >= 4, `original, fork, and two frozen copies: ${children}`);
+    const names = new Set(children.map(comm));
+    assert.ok(names.has('kernel-frozen') && names.size > 1, [...names].join(', '));
+    const ours = () => allProcesses().filter(({ pid: each }) => environment(each).includes(`KERNELHOST_LIFE=${mark}`));
+    const mark = /KERNELHOST_LIFE=(.*)-[0-9a-f]{8}-[0-9a-f]{8}/.exec(environment(children[0] as number))?.[1] ?? 'none';
+    assert.ok(ours().length >= 5, 'the template too');
+    process.kill(daemon, 'SIGKILL');
+    if (template !== 'lives') process.kill(pid, 'SIGKILL');
+    await until('nothing is left', () => ours().filter(({ state }) => state !== 'Z').length === 0, 5_000);
+  });
+}
+
+function environment(pid: number): string {
+  try {
+    return readFileSync(`/proc/${pid}/environ`, 'latin1');
+  } catch {
+    return '';
+  }
+}
+
+test('frozen copies are not touched by what happens to the live one, and do not count with it', async (t) => {
+  const host = startHost(t, { launch: 'fork' });
+  const kernel = host.kernel({ limits: { processes: 3 } });
+  await ok(kernel, 'import subprocess, time\nx = 1');
+  const checkpoints = await Promise.all(Array.from({ length: 4 }, () => kernel.checkpoint()));
+  assert.equal((await kernel.usage()).processes, 1);
+  const { call } = await begin(kernel, 'print("asleep"); time.sleep(60)', 'asleep');
+  await kernel.interrupt();
+  assert.equal((await call).status, 'interrupted');
+  await ok(kernel, 'child = subprocess.Popen(["sleep", "600"], start_new_session=True)');
+  const { leftovers } = await kernel.kill();
+  assert.deepEqual(
+    leftovers.ended.map(({ command }) => command),
+    ['sleep 600'],
+  );
+  for (const checkpoint of checkpoints) {
+    await kernel.rollback(checkpoint);
+    assert.equal(await value(kernel, 'x'), '1');
+  }
+});
+
+test('examples/branches.ts tries ten ways and keeps the best', async (t) => {
+  const example = join(import.meta.dirname, '../../examples/branches.ts');
+  const env = { ...process.env, KERNELHOST_PYTHON: pythonForTests(), NODE_OPTIONS: '' };
+  const options = { env, cwd: temporaryFolder(t), timeout: 60_000 };
+  const { stdout, stderr } = await promisify(execFile)(process.execPath, [example], options);
+  assert.equal(stderr, '');
+  const lines = stdout.trim().split('\n');
+  const costs = lines.slice(0, 10).map((line) => Number(/^width [\d.]+: cost (\d+\.\d+)$/.exec(line)?.[1]));
+  assert.equal(costs.length, 10);
+  assert.deepEqual(
+    costs,
+    costs.toSorted((one, other) => one - other),
+  );
+  const kept = /^width ([\d.]+):/.exec(lines[0] ?? '')?.[1];
+  assert.match(lines[10] ?? '', new RegExp(`^kept width ${kept}: \\(500, \\d+\\) .* 2 kernels are left$`));
 });

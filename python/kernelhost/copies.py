@@ -26,7 +26,7 @@ from .jobs import Jobs
 
 _WIRES = 6
 _LOOK_AGAIN_MS = 50
-# How long a cell waits for a process between to be gone: it copies and frees the page tables of a large kernel.
+# How long a life waits for a process between to be gone: it copies and frees the page tables of a large kernel.
 _SECONDS_BETWEEN = 0.2
 _LOOK_EVERY_SECONDS = 0.0002
 # How a frozen copy is called in lists of processes; 15 characters at most.
@@ -238,12 +238,12 @@ def _fork(life, descriptors, marker):
     return False
 
 
-def reap(life, wait):
+def reap(life):
     """The processes between a life and its copies end a moment after these have begun.
 
-    With `wait` that moment is waited for, so that no cell finds children that it has not made.
+    That moment is waited for, so that no cell finds children that it has not made.
     """
-    deadline = time.monotonic() + (_SECONDS_BETWEEN if wait else 0)
+    deadline = time.monotonic() + _SECONDS_BETWEEN
     for pid in list(life.between):
         try:
             while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:

@@ -183,8 +183,6 @@ class Life:
                 # The host is gone: there is nobody to leave in good order for.
                 os._exit(0)
             kind, number, payload = found
-            if self.between:
-                copies.reap(self, kind == wires.EXECUTE)
             if self.frozen and kind not in _TO_FROZEN:
                 raise wires.ProtocolError("a frozen copy runs nothing")
             if kind == wires.EXECUTE:
@@ -234,6 +232,8 @@ class Life:
                     self.leave_if_not_ours(None)
                 if self.loop.current.is_closed():
                     continue
+            if self.between:
+                copies.reap(self)
             if not self.requests.fill():
                 return None
 
