@@ -310,6 +310,25 @@ test('C02: a template that the OOM killer takes while it warms up says so, and t
   assert.match(told.facts.reason as string, /out of memory: the Linux OOM killer took it before it was ready/);
 });
 
+test('C02: the variables of a kernel that the OOM killer takes come back from the copy of its last cell', async (t) => {
+  if (!(await readsLog(t, []))) return t.skip('the kernel log cannot be read here');
+  const body = `
+    const kernel = host.kernel({ recovery: 'checkpoint' });
+    await kernel.execute('x = 1');
+    await kernel.execute('x += 1');
+    // Answered once the life has copied itself.
+    await kernel.isComplete('1');
+    facts.exit = await dies(kernel, 'x = "lost"\\n' + ${JSON.stringify(ALLOCATE)});
+    const { text, recovered } = await kernel.execute('x');
+    Object.assign(facts, { text, state: recovered.state, lostCells: recovered.lostCells });
+  `;
+  const told = await inCgroup(t, 'fork', body);
+  if (told === null) return;
+  const { exit, ...rest } = told.facts as { exit: ExitReason };
+  assert.equal(exit.cause, 'out-of-memory');
+  assert.deepEqual(rest, { text: '2', state: 'checkpoint', lostCells: 1 });
+});
+
 /** Each takes the kernel log from the daemon in its own way. */
 const withoutLog: Record<string, { through: readonly string[]; why: RegExp; readable: boolean }> = {
   'without the right to read it': {
