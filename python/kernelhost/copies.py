@@ -13,7 +13,7 @@ Must not know: what copies are for, how cells are run.
 | `copy-refused`        | environment, folder, callbacks; `ready`        |                                      |
 
 Forked twice, so that the copy is nobody's child in the cells of the original: it comes to the template, which reaps it.
-The original waits for the first fork only: the second one, and the end of the process between, cost it nothing.
+The original answers after the first fork; before it takes the next frame it waits for the end of the process between.
 """
 
 import _signal
