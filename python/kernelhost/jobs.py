@@ -63,7 +63,12 @@ class Jobs:
 
         first = _tick(self.began)
         late = max(first, _tick(struck_at - _SECONDS_TO_HANDLER))
-        started = [process for process in self._members_of_cell(late) if not _ignores_sigint(process[0])]
+        started = [
+            (pid, start)
+            for pid, start in self._members_of_cell(first)
+            # Without a handler it would be gone, had it been there when the signal was sent, however long ago that was.
+            if not _ignores_sigint(pid) and (start >= late or not _has(pid, b"SigCgt:"))
+        ]
         for process in started:
             send(*process, SIGINT)
         patience = time.monotonic() + _SECONDS_OF_A_SHELL
@@ -148,10 +153,15 @@ def _stat(pid):
 
 
 def _ignores_sigint(pid):
+    return _has(pid, b"SigIgn:")
+
+
+def _has(pid, mask):
+    """Whether SIGINT is in one of the masks that procfs shows of a process."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             for line in file:
-                if line.startswith(b"SigIgn:"):
+                if line.startswith(mask):
                     return bool(int(line.split()[1], 16) & _SIGINT_BIT)
     except OSError:
         pass

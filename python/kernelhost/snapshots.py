@@ -35,6 +35,7 @@ _FORMAT = b"\x02"
 _END = b"KHSNAPok"
 _TAIL = struct.Struct("<Q32s8s")
 _PUT = struct.Struct("<cicci")
+_PUT_FAR = struct.Struct("<ci")
 # The first pickle of a file: what has the persistent id None, the namespace, becomes entry 0 of the memo.
 _PREAMBLE = b"\x80\x05NQ\x94."
 _CHUNK = 4 << 20
@@ -547,6 +548,16 @@ class _Chain:
         return self.head.readline() or self.file.readline()
 
 
+def _counts_what_was_put():
+    """Whether new entries of a memo are numbered by how many there are, wherever these stand. From 3.15 on not."""
+    far = _PUT_FAR.pack(b"r", 1 << 20)
+    try:
+        # A None far away, then a list that has to be entry 1.
+        return pickle.loads(b"\x80\x05N" + far + b"0]\x940h\x01.") == []
+    except pickle.UnpicklingError:
+        return False
+
+
 def _reader_after(failed, file, first, following, end):
     """A reader for what follows a failure.
 
@@ -603,6 +614,11 @@ def _load_all(file, manifest, namespace, loaded, skipped):
                 why = _why(error)
                 lost.append(name)
             skipped.append({"name": name, "why": why})
+            if not _counts_what_was_put():
+                # What a later variable shares could not be told from other things.
+                why = f"it comes after what could not be loaded, and this version of Python cannot skip that: {name}"
+                skipped.extend({"name": each["name"], "why": why} for each in variables[number + 1 :])
+                return
             file.seek(at + entry["bytes"])
             following = variables[number + 1]["number"] if number + 1 < len(variables) else manifest["end"]
             reader = _reader_after(reader, file, entry["number"], following, manifest["end"])

@@ -48,6 +48,23 @@ class IPython(KernelCase):
             self.assert_error(life.end_cell(), "KeyboardInterrupt")
             self.assertEqual(self.threads(life), 1)
 
+    def test_an_interrupt_that_comes_while_nested_code_is_compiled_ends_the_cell_too(self):
+        code = (
+            "import time\n"
+            "ip = get_ipython(); flags = ip.compile.extra_flags\n"
+            "def slow(_):\n"
+            "    ip.compile.extra_flags = flags; print('go'); time.sleep(600)\n"
+            "def nested():\n"
+            "    ip.compile.extra_flags = slow; ip.run_cell('1')"
+        )
+        for life in self.lives():
+            self.assert_ok(life.run(code))
+            life.start_cell("nested()\nprint('after')")
+            life.wait_output("go")
+            life.interrupt()
+            self.assert_error(life.end_cell(), "KeyboardInterrupt")
+            self.assertNotIn(b"after", life.out)
+
     def test_an_interrupt_ends_a_cell_whatever_ipython_runs_for_it(self):
         loop = "while True:\n    "
         for life in self.lives():

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import sys
 import tempfile
 import unittest
 
@@ -81,6 +82,11 @@ class Snapshots(unittest.TestCase):
             report = snapshots.load(self.path, fresh)
         finally:
             Passing.fails = False
+        if sys.version_info >= (3, 15):
+            self.assertEqual([each["name"] for each in report["skipped"]], ["b", "c", "d", "e", "f", "g"])
+            self.assertIn("comes after what could not be loaded", report["skipped"][1]["why"])
+            self.assertEqual(fresh, {"a": [[1]]})
+            return
         self.assertEqual([each["name"] for each in report["skipped"]], ["b", "d", "f"])
         self.assertIn("could not be loaded: b", report["skipped"][2]["why"])
         self.assertEqual((fresh["e"], fresh["g"][0]), (4, [1]))

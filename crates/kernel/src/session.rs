@@ -771,8 +771,8 @@ impl Session {
         let next = match (verdict.cause, self.options.recovery, self.checkpoints.cells()) {
             (Cause::Close, ..) => "No other life follows.".to_owned(),
             (_, Recovery::None, _) => "Its variables are lost; start() brings a new life.".to_owned(),
-            (Cause::Restart, ..) => "The next life follows at once.".to_owned(),
-            (_, Recovery::Checkpoint, Some(cells)) => format!(
+            _ if self.machine.rolls_back() => "The next life begins with the checkpoint.".to_owned(),
+            (cause, Recovery::Checkpoint, Some(cells)) if cause != Cause::Restart => format!(
                 "The next call gets a new life, with its variables as they were after {}.",
                 count(cells)
             ),

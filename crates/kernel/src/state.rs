@@ -356,6 +356,11 @@ impl Machine {
         matches!(&self.state, State::Running(Running { is_copy: true, .. }))
     }
 
+    /// Whether the next life is to begin with a checkpoint that was asked for.
+    pub fn rolls_back(&self) -> bool {
+        matches!(self.origin, Some(Origin::Checkpoint(_)))
+    }
+
     /// How many cells the life has the effects of.
     pub fn cells(&self) -> u32 {
         self.cells_of_life

@@ -193,7 +193,8 @@ class Shell(InteractiveShell):
         nested = self.depth
         result = super().run_cell(*arguments, **options)
         if nested:
-            error = result.error_in_exec
+            # It may have come while that code was parsed.
+            error = result.error_in_exec or result.error_before_exec
             if isinstance(error, KeyboardInterrupt) and self.life.interrupts.struck:
                 raise error
         return result
