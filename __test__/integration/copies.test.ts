@@ -240,7 +240,10 @@ for (const shell of ['ipython', 'plain'] as const) {
           [recovered?.state, recovered?.lostCells, recovered?.exit.cause],
           ['checkpoint', round === 2 ? 1 : 2, 'restart'],
         );
-        assert.match(recovered?.exit.message ?? '', /rollback\(\) was called\. The next life begins with the checkpoint/);
+        assert.match(
+          recovered?.exit.message ?? '',
+          /rollback\(\) was called\. The next life begins with the checkpoint/,
+        );
       }
       assert.notEqual(cpu(), before, 'it has copied itself');
       const idle = cpu();
