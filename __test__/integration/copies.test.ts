@@ -186,6 +186,20 @@ for (const shell of ['ipython', 'plain'] as const) {
       }
     });
 
+    test('what one loop watches does not wake the other', async (t) => {
+      const host = startHost(t, options());
+      const kernel = host.kernel();
+      await ok(kernel, 'import asyncio, socket, time\nawait asyncio.sleep(0)');
+      const copy = await kernel.fork();
+      await ok(
+        copy,
+        'ours, theirs = socket.socketpair(); theirs.send(b"x")\nasyncio.get_event_loop().add_reader(ours, lambda: None)',
+      );
+      const busy = 'began = time.process_time()\nawait asyncio.sleep(0.3)\ntime.process_time() - began';
+      const seconds = Number(await value(kernel, busy));
+      assert.ok(seconds < 0.1, `${seconds} s of CPU time while it slept`);
+    });
+
     test('calls into the daemon come from the copy', async (t) => {
       const host = startHost(t, options());
       const kernel = host.kernel({ onCall: { who: (_args, { kernel }) => kernel.id } });

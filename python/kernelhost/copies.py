@@ -82,11 +82,6 @@ def thaw(life, payload):
             os.environ[name] = value
     time.tzset()
     life.settle(request)
-    # Copies of one frozen copy must not draw the same.
-    random = sys.modules.get("random")
-    if random is not None:
-        random.seed()
-    fresh.forget_randomness(())
     fresh.forget_folder()
     life.frozen = False
     failed = api.restored(wires.field(request, "what", str))

@@ -199,6 +199,24 @@ def forget_randomness(generators):
     uuid = modules.get("uuid")
     if uuid is not None:
         uuid._last_timestamp = None
+        _take_clock_sequence(uuid)
+
+
+def _take_clock_sequence(uuid):
+    """The C library keeps one for all forks of a process: two that ask in the same microsecond would get the same."""
+    original = getattr(uuid, "_generate_time_safe", None)
+    if original is None:
+        return
+    original = getattr(original, "original", original)
+    high, low = os.urandom(2)
+    sequence = bytes((0x80 | high & 0x3F, low))
+
+    def generate_time_safe():
+        made, is_safe = original()
+        return made[:8] + sequence + made[10:], is_safe
+
+    generate_time_safe.original = original
+    uuid._generate_time_safe = generate_time_safe
 
 
 def forget_processes():

@@ -34,8 +34,8 @@ _FROM_HOST = frozenset((wires.PREPARE, wires.FORK, wires.RELEASE, wires.ABANDON,
 _RUNNING, _UNWANTED, _ENDED = "running", "unwanted", "ended"
 # Adopted orphans come in crowds, when a life with children ends; one look serves them all. The host waits for them.
 _ORPHAN_SECONDS = 0.001
-# What is killed is gone within milliseconds, unless it sits in an uninterruptible system call.
-_END_SECONDS = 0.4
+# What is killed is gone within milliseconds, unless it sits in an uninterruptible system call, or the machine is busy.
+_END_SECONDS = 1.5
 
 
 class Refused(Exception):

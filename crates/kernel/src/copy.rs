@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use kernelhost_forkserver::client::Foster;
-use kernelhost_forkserver::protocol::{Rlimits, Thaw, payload};
+use kernelhost_forkserver::protocol::{Thaw, payload};
 use kernelhost_process::exit_reason::how;
 use kernelhost_process::lifeline::Lifeline;
 use kernelhost_process::{marker, usage};
@@ -268,11 +268,7 @@ pub async fn thaw(
         oom_score_adj: kernel.oom_score_adj,
         functions: &kernel.functions,
         input: kernel.answers_input,
-        limits: Rlimits {
-            memory_bytes: kernel.limits.memory_bytes,
-            cpu_seconds: kernel.limits.cpu_seconds,
-            open_files: kernel.limits.open_files,
-        },
+        limits: kernel.limits.rlimits(),
     }));
     loop {
         match timeout_at(deadline, life.event(usize::MAX)).await {

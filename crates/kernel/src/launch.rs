@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kernelhost_forkserver::client::{ForkError, TemplateError};
 use kernelhost_forkserver::profile::Profile;
-use kernelhost_forkserver::protocol::{Configuration, PROTOCOL, Rlimits, payload};
+use kernelhost_forkserver::protocol::{Configuration, PROTOCOL, payload};
 use kernelhost_forkserver::template::{Templates, Warm};
 use kernelhost_process::exit_reason::{Cause, ExitReason, ExitStatus, Telling, duration};
 use kernelhost_process::marker::{self, HostMark};
@@ -376,11 +376,7 @@ fn configuration(request: &Request, environment: &[(String, String)]) -> Vec<u8>
         oom_score_adj: kernel.oom_score_adj,
         functions: &kernel.functions,
         input: kernel.answers_input,
-        limits: Rlimits {
-            memory_bytes: kernel.limits.memory_bytes,
-            cpu_seconds: kernel.limits.cpu_seconds,
-            open_files: kernel.limits.open_files,
-        },
+        limits: kernel.limits.rlimits(),
     })
 }
 

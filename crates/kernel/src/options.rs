@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use kernelhost_forkserver::protocol::Rlimits;
 pub use kernelhost_forkserver::protocol::Shell;
 
 /// How lives are started.
@@ -54,6 +55,17 @@ pub struct Limits {
     pub open_files: Option<u64>,
     /// Of the tree, the life itself included.
     pub processes: Option<u32>,
+}
+
+impl Limits {
+    /// Those that Linux keeps for each process.
+    pub fn rlimits(&self) -> Rlimits {
+        Rlimits {
+            memory_bytes: self.memory_bytes,
+            cpu_seconds: self.cpu_seconds,
+            open_files: self.open_files,
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
