@@ -1,5 +1,8 @@
 //! The task that owns one kernel: it feeds the state machine with what happens, and does what the machine says.
 
+mod copies;
+mod questions;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
@@ -10,13 +13,13 @@ use kernelhost_process::stderr_tail::crash_traceback;
 use kernelhost_process::usage;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout};
 
+use self::copies::{InCopy, count};
 use crate::aside::aside;
 use crate::calls::Calls;
 use crate::caught::caught;
 use crate::checkpoints::{Checkpoints, News};
-use crate::copy::{Copying, Purpose};
 use crate::event::{
     CallNumber, CellResult, CellStatus, Event, Failure, FailureCode, KernelNumber, LifeFacts, NOBODY, PublicState,
     Recovered, Reply, RequestId, Sink,
@@ -26,7 +29,7 @@ use crate::life::{Finished, Life, LifeEvent};
 use crate::limits::{self, Judgement};
 use crate::options::{CellRequest, KernelOptions, Recovery};
 use crate::output::{Collected, Collector, CreditAccount, Output, Stream};
-use crate::queries::{self, Queries, Step};
+use crate::queries::Queries;
 use crate::state::{Answer, Effect, Input, Machine, Origin, Policy, Timer, Verdict, Why};
 use crate::tasks;
 use crate::wire::{self, CellId, Done, HostCall, Message, Query};
@@ -93,9 +96,6 @@ pub enum Command {
 /// How long the end of a life may take whose task has panicked, before it is left to its lifeline.
 const END_AFTER_PANIC: Duration = Duration::from_secs(10);
 
-/// How long a kill waits for the copy that is being made.
-const LAST_COPY: Duration = Duration::from_millis(500);
-
 pub struct Session {
     number: KernelNumber,
     options: Arc<KernelOptions>,
@@ -125,14 +125,6 @@ pub struct Session {
 struct Launching {
     outcome: oneshot::Receiver<Launched>,
     cancel: watch::Sender<Option<Cause>>,
-}
-
-/// The copy that the life is making of itself.
-struct InCopy {
-    id: CellId,
-    request: RequestId,
-    purpose: Purpose,
-    copying: Copying,
 }
 
 /// The limits of the life that is there, and the look that is due or under way.
@@ -304,17 +296,6 @@ impl Session {
         }
     }
 
-    /// A copy of what the last cell has done is not given up for a kill that comes a moment later.
-    async fn let_copy_finish(&mut self) {
-        let deadline = Instant::now() + LAST_COPY;
-        while self.machine.is_copying()
-            && let Some((life, _)) = &mut self.life
-            && let Ok(event) = timeout_at(deadline, life.event(usize::MAX)).await
-        {
-            self.hear(event).await;
-        }
-    }
-
     async fn hear_all_until_ended(&mut self) {
         while let Some((life, _)) = &mut self.life {
             let event = life.event(usize::MAX).await;
@@ -365,144 +346,16 @@ impl Session {
                 }
             }
             Message::Answer(id, answer) => self.answered(id, answer),
-            Message::Copy(id, said) => {
-                let Some(((life, _), under_way)) = self.life.as_mut().zip(self.copying.as_mut()) else {
-                    self.apply(Input::Broken(
-                        "it copied itself, and nobody had asked for that".to_owned(),
-                    ));
-                    return;
-                };
-                if under_way.id != id {
-                    self.apply(Input::Broken(format!("it made copy {id}, which nobody had asked for")));
-                } else if let Some(outcome) = under_way.copying.hear(life, said) {
-                    self.copied(outcome);
-                    self.apply(Input::Copied(id));
-                }
-            }
+            Message::Copy(id, said) => self.copy_goes_on(id, said),
             Message::Ready(_) | Message::InitBegins | Message::StartFailed(_) => {
                 self.apply(Input::Broken("it said twice how it started".to_owned()));
             }
         }
     }
 
-    /// Has the life copy itself.
-    fn copy(&mut self, id: CellId, request: RequestId, purpose: Purpose) {
-        let Some((life, _)) = &mut self.life else { return };
-        if matches!(purpose, Purpose::Automatic) && self.checkpoints.stopped {
-            self.deferred.push(Input::Copied(id));
-            return;
-        }
-        let marker = match &purpose {
-            Purpose::Fork(order) => order.marker.clone(),
-            Purpose::Automatic | Purpose::Checkpoint => self.checkpoints.next_marker(&self.launcher.mark, self.number),
-        };
-        match Copying::begin(life, id, marker) {
-            Ok(copying) => {
-                self.copying = Some(InCopy {
-                    id,
-                    request,
-                    purpose,
-                    copying,
-                });
-            }
-            Err(why) => {
-                self.refused(purpose, request, &why);
-                self.deferred.push(Input::Copied(id));
-            }
-        }
-    }
-
-    /// The life is done with the copy that it was making, one way or the other.
-    fn copied(&mut self, outcome: Result<crate::copy::Orphan, String>) {
-        let (Some(under_way), Some((_, facts))) = (self.copying.take(), &self.life) else {
-            return;
-        };
-        // Of a life that is being ended nothing is kept, and whoever has asked is told by its end.
-        if self.machine.public_state() != PublicState::Idle {
-            return;
-        }
-        let InCopy { request, purpose, .. } = under_way;
-        match (outcome, purpose) {
-            (Err(why), purpose) => self.refused(purpose, request, &why),
-            (Ok(orphan), Purpose::Fork(order)) => {
-                let (of, oom) = (self.options.id.clone(), self.launcher.oom.clone());
-                tasks::spawn(order.carry_out(orphan, of, oom));
-            }
-            (Ok(orphan), Purpose::Checkpoint) => {
-                let cells = self.machine.cells();
-                self.checkpoints.take(orphan, facts.generation, cells, Some(request));
-            }
-            (Ok(orphan), Purpose::Automatic) => {
-                self.checkpoints.last_refusal = None;
-                let cells = self.machine.cells();
-                self.checkpoints.take(orphan, facts.generation, cells, None);
-            }
-        }
-    }
-
-    fn refused(&mut self, purpose: Purpose, request: RequestId, why: &str) {
-        match purpose {
-            Purpose::Fork(order) => order.refuse(&self.options.id, why),
-            Purpose::Checkpoint => {
-                let message = format!("Kernel \"{}\" was not copied: {why}.", self.options.id);
-                self.fail(request, FailureCode::CopyRefused, message);
-            }
-            Purpose::Automatic => self.not_taken(why),
-        }
-    }
-
-    /// After this cell no copy was taken. Said once for each reason.
-    fn not_taken(&mut self, why: &str) {
-        if self.checkpoints.last_refusal.as_deref() == Some(why) {
-            return;
-        }
-        self.checkpoints.last_refusal = Some(why.to_owned());
-        let message = format!(
-            "No checkpoint of kernel \"{}\" was taken after its last cell: {why}. If its life ends now, {}.",
-            self.options.id,
-            match self.checkpoints.cells() {
-                Some(cells) => format!("its variables come back as they were after {}", count(cells)),
-                None => "its variables are lost".to_owned(),
-            }
-        );
-        self.warn("WARN_CHECKPOINT_SKIPPED", message);
-    }
-
     fn warn(&mut self, code: &'static str, message: String) {
         let kernel = Some(self.number);
         self.events.push(Event::Warning { kernel, code, message });
-    }
-
-    fn learn(&mut self, news: News) {
-        match news {
-            News::Kept(request, frozen, Ok(facts)) => {
-                self.checkpoints.keep(frozen);
-                let reply = Reply::Checkpoint(facts);
-                self.events.push(Event::Settled { request, reply });
-            }
-            News::Kept(request, _, Err(why)) => self.refused(Purpose::Checkpoint, request, &why),
-            News::Taken(frozen, Ok(())) => self.checkpoints.is_there(&frozen, self.options.checkpoint_bytes),
-            News::Taken(frozen, Err(why)) => {
-                self.checkpoints.failed(&frozen);
-                self.not_taken(&why);
-            }
-            News::Unshared(bytes) => {
-                let limit = self.options.checkpoint_bytes;
-                if bytes <= limit || self.checkpoints.stopped {
-                    return;
-                }
-                self.checkpoints.forget_automatic();
-                self.checkpoints.stopped = true;
-                let message = format!(
-                    "No more checkpoints of kernel \"{}\" are taken after its cells, until it gets another life: the last one had come \
-                     to {} MiB of its own, and checkpointBytes allows {} MiB. Its variables are lost if its life ends.",
-                    self.options.id,
-                    bytes >> 20,
-                    limit >> 20
-                );
-                self.warn("WARN_CHECKPOINT_BUDGET", message);
-            }
-        }
     }
 
     fn call(&mut self, id: u64, made: HostCall) {
@@ -526,97 +379,6 @@ impl Session {
         let kernel = self.number;
         let aborted = calls.into_iter().map(|call| Event::CallAborted { kernel, call });
         self.events.extend(aborted);
-    }
-
-    fn life_for_queries(&self) -> queries::Life {
-        if self.machine.is_copying() {
-            return queries::Life::Awaited;
-        }
-        match self.machine.public_state() {
-            PublicState::Starting => queries::Life::Awaited,
-            PublicState::Idle => queries::Life::Idle,
-            PublicState::Running => queries::Life::Busy,
-            PublicState::Absent | PublicState::Ending | PublicState::Closed => queries::Life::Absent,
-        }
-    }
-
-    fn step_queries(&mut self) {
-        let now = Instant::now();
-        let state = self.life_for_queries();
-        while let Some(step) = self.queries.step(state, now) {
-            match step {
-                Step::Send { query, limit } => {
-                    let Some((life, _)) = &mut self.life else { return };
-                    let id = self.machine.take_number();
-                    life.query(id, &query, limit);
-                    self.queries.sent(id, limit, state, now);
-                }
-                Step::Interrupt(id) => {
-                    if let Some((life, _)) = &self.life {
-                        life.interrupt(id);
-                    }
-                }
-                Step::TooLong(request, name, state) => {
-                    let why = if state == queries::Life::Busy {
-                        "a cell is running, and it does not await anything meanwhile"
-                    } else {
-                        "it goes on after an interrupt; restart() ends it"
-                    };
-                    let message = format!(
-                        "{name} on kernel \"{}\" was not answered in time: {why}.",
-                        self.options.id
-                    );
-                    self.fail(request, FailureCode::KernelBusy, message);
-                }
-                Step::Absent(request, name) => {
-                    let id = &self.options.id;
-                    let (code, message) = if self.machine.public_state() == PublicState::Closed {
-                        (FailureCode::KernelClosed, self.failure_message(&Why::Closed, None))
-                    } else {
-                        let message = format!("Kernel \"{id}\" has no life that {name} could ask. start() brings one.");
-                        (FailureCode::KernelAbsent, message)
-                    };
-                    self.fail(request, code, message);
-                }
-            }
-        }
-    }
-
-    /// An interrupt of a kernel that runs no cell is for the query that it answers.
-    fn interrupt_query(&mut self, input: &Input) {
-        if matches!(input, Input::Interrupt(_))
-            && self.machine.public_state() == PublicState::Idle
-            && let (Some(id), Some((life, _))) = (self.queries.interrupted(Instant::now()), &self.life)
-        {
-            life.interrupt(id);
-        }
-    }
-
-    fn answered(&mut self, id: CellId, answer: wire::Answer) {
-        match self.queries.answered(id) {
-            Ok(Some((request, name))) => match answer {
-                wire::Answer::Found(answer) => {
-                    let reply = Reply::Answer(answer);
-                    self.events.push(Event::Settled { request, reply });
-                }
-                wire::Answer::Failed { name: error, value } => {
-                    let colon = if value.is_empty() { "" } else { ": " };
-                    let message = format!(
-                        "{name} on kernel \"{}\" failed with {error}{colon}{value}",
-                        self.options.id
-                    );
-                    self.fail(request, FailureCode::QueryFailed, message);
-                }
-                wire::Answer::Late => {
-                    let message = format!("{name} on kernel \"{}\" was not answered in time.", self.options.id);
-                    self.fail(request, FailureCode::KernelBusy, message);
-                }
-            },
-            Ok(None) => {}
-            Err(queries::NotAsked) => {
-                self.apply(Input::Broken(format!("it answered query {id}, which it was not asked")));
-            }
-        }
     }
 
     fn fail(&mut self, request: RequestId, code: FailureCode, message: String) {
@@ -1101,10 +863,6 @@ impl Session {
             (self.sink)(std::mem::take(&mut self.events));
         }
     }
-}
-
-fn count(cells: u32) -> String {
-    format!("{cells} {}", if cells == 1 { "cell" } else { "cells" })
 }
 
 async fn life_event(life: &mut Option<(Box<Life>, LifeFacts)>, room: usize) -> LifeEvent {
