@@ -277,10 +277,11 @@ pub fn end(root: &Root, manner: Manner) -> Leftovers {
             // What moves from pid to pid shows in the machine's count of forks; others' forks are not waited for too long.
             let restless = procfs::forks().saturating_sub(forks_before) > CALM_FORKS && began.elapsed() < CALM_LIMIT;
             let tries = match (had_nothing, restless) {
-                // Most likely only new lives of others, which came to the adopter since.
-                (true, _) => 1,
+                // Most likely only new lives of others, which came to the adopter since. Where somebody forks all the time it may
+                // be this tree, and one look would miss it.
+                (true, false) => 1,
+                (true, true) | (false, false) => ADOPTED_LOOKS,
                 (false, true) => MANY_ADOPTED_LOOKS,
-                (false, false) => ADOPTED_LOOKS,
             };
             let caught = end_adopted(root, tries, &mut seen);
             if had_nothing && !caught {
