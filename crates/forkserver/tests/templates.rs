@@ -308,6 +308,7 @@ async fn a_template_that_is_taken_while_it_starts_says_so() {
     let stand = stand_with(Says(true));
     let interpreter = script("taken", "kill -9 $$");
     let error = stand.refusal(interpreter.to_str().unwrap(), LIMIT).await;
+    fs::remove_file(interpreter).unwrap();
     let TemplateError::Ended(exit) = error else {
         panic!("{error}")
     };
